@@ -26,6 +26,7 @@ from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent, load_agent
 from unidle.engine.build import make_envs, resolve_network
 from unidle.engine.callbacks import Callback, SilentDisplay
+from unidle.engine.checkpoint.provenance import provenance
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.trust import require_trust
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, longest_episode, play, use_statistics
@@ -237,11 +238,12 @@ def start(
     cwd: Path | None = None,
 ) -> TrainedRun:
     """Train a validated config in a new run folder; `runs_dir` is relative to `cwd`."""
+    cwd = cwd or Path.cwd()
     maker = _maker_for(maker or _maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
-    path = _new_path(config, cwd or Path.cwd())
+    path = _new_path(config, cwd)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_name=path.name))
-    build = _Build(maker, network, after_iteration, after_evaluation, writers, quiet)
+    build = _Build(maker, network, after_iteration, after_evaluation, writers, quiet, cwd)
     try:
         return build.train(config, path, notes, is_new=True)
     except BaseException:
@@ -265,10 +267,12 @@ def resume(
 ) -> TrainedRun:
     """Resume a run from its latest checkpoint, exactly as if it had never stopped.
 
-    `settings` may extend it (timesteps) or change engine settings, but not its recipe. `trust` allows to import the
-    code that the config of a run that you did not create names.
+    `settings` may extend it (timesteps), change engine settings, or the learning rate (learning_rate, lr_schedule),
+    which is recorded, but not the rest of its recipe. `trust` allows to import the code that the config of a run that
+    you did not create names.
     """
-    folder = RunFolder.open(Path(path).absolute())  # an environment may change the working directory
+    cwd = Path.cwd()  # an environment may change it
+    folder = RunFolder.open(cwd / path)
     settings, renamings = with_current_names(settings)
     config = resumed(folder.config(), settings, str(path))
     named = ["wrappers", *(["env"] if env is None else []), *(["network"] if network is None else [])]
@@ -279,7 +283,7 @@ def resume(
     if size not in (None, config.recipe.n_envs):
         raise UsageError(f"{maker.name} creates {size} environments, but the run has {config.recipe.n_envs}.")
     factory = network or resolve_network(config.recipe.network)[0]
-    build = _Build(maker, factory, after_iteration, after_evaluation, writers, quiet)
+    build = _Build(maker, factory, after_iteration, after_evaluation, writers, quiet, cwd)
     return build.train(config, folder.path, renamings, is_new=False)
 
 
@@ -344,6 +348,7 @@ class _Build:
     after_evaluation: Sequence[Callback]
     writers: Sequence[MetricWriter]
     quiet: bool
+    cwd: Path  # before an environment could change it
 
     @guarded_output()
     def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
@@ -362,11 +367,13 @@ class _Build:
                 meter=RunMeter(display.on_message, display.on_meter, trace=config.run.trace),
             )
             try:
+                made_with = provenance(choose_device(config.engine.device), self.cwd)
                 if is_new:
-                    folder = RunFolder.create(path, config)
+                    folder = RunFolder.create(path, config, made_with)
                 else:
                     folder = RunFolder.open(path)
                     folder.lock()
+                    folder.provenance = made_with
                 try:
                     trainer.train(folder)
                 except Exception:

@@ -30,7 +30,7 @@ class _TrainFlags(JobFlags):
     """
 
     resume: Path | None = None
-    """Run folder to resume from its latest checkpoint."""
+    """Run folder to resume from its latest checkpoint; of its recipe, only the learning rate may change."""
     trust: bool = False
     """With --resume: import the code that the config of a run that you did not create names."""
     quiet: bool = False

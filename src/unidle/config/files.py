@@ -82,9 +82,14 @@ def _expanded_size(node: yaml.Node, known: dict[int, float]) -> float:
 
 
 def flatten_sections(tree: dict[str, Any], source: str) -> dict[str, Any]:
-    """{'recipe': {'n_envs': 8}} → {'n_envs': 8}; UsageError for a setting in the wrong section."""
+    """{'recipe': {'n_envs': 8}} → {'n_envs': 8}; UsageError for a setting in the wrong section.
+
+    `provenance`, which describes the run that wrote the file, is left out.
+    """
     flat: dict[str, Any] = {}
     for key, value in tree.items():
+        if key == "provenance":
+            continue
         if key not in ("recipe", "engine", "run"):
             flat[key] = value
             continue

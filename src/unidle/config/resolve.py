@@ -7,7 +7,7 @@ config file or the flags do.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ _MAY_CHANGE_ON_RESUME = {
     ),
     *("tensorboard", "wandb", "cleanrl_tags", "trace"),
 }
+# Settings of the recipe that may change on resume too; such a change is recorded (engine/checkpoint/changes.py).
+RECORDED_ON_RESUME = ("learning_rate", "lr_schedule")
 _WITHOUT_EFFECT_ON_RESUME = {"run_name", "runs_dir", "preset", "allow_recipe_change", "save_replay_buffer"}
 
 
@@ -120,13 +122,17 @@ def _default_note(preset: str, has_gpu: bool, env: str | None, algo: str | None)
 
 
 def resumed(before: Config, settings: dict[str, Any], folder: str) -> Config:
-    """The validated config for resuming the run in `folder` with changed `settings`; its recipe cannot change."""
+    """The validated config for resuming the run in `folder` with changed `settings`.
+
+    Its recipe cannot change, except for `RECORDED_ON_RESUME`.
+    """
     if settings.get("algo", before.recipe.algo) != before.recipe.algo:
         changed = ["algo"]
     else:
         after = before.with_values(settings, "resume")
         old, new = before.flat(), after.flat()
-        changed = [name for name in new if new[name] != old[name] and name not in _MAY_CHANGE_ON_RESUME]
+        allowed = {*_MAY_CHANGE_ON_RESUME, *RECORDED_ON_RESUME}
+        changed = [name for name in new if new[name] != old[name] and name not in allowed]
     if "run_name" in changed or "runs_dir" in changed:
         raise UsageError(f"A resumed run stays in {folder}; remove run_name and runs_dir, or start a new run.")
     if changed:
@@ -141,9 +147,22 @@ def learning_settings(config: Config) -> str:
     return yaml.safe_dump({name: value for name, value in config.flat().items() if name not in others}, sort_keys=False)
 
 
-def edited_settings(text: str, config: Config) -> str:
-    """What differs in `config` from `learning_settings`, in words: `gamma` is 0.5, not 0.99. Empty if nothing does."""
+def learned_with(text: str) -> dict[str, Any]:
+    """The settings in `learning_settings`, by name."""
     values = parse_yaml(text, "checkpoint")
-    old, new = Config().with_values(values, "checkpoint").flat(), config.flat()
-    changed = [name for name in values if new.get(name) != old[name]]
+    flat = Config().with_values(values, "checkpoint").flat()
+    return {name: flat[name] for name in values}
+
+
+def edited_settings(text: str, config: Config, changes: Sequence[Mapping[str, Any]] = ()) -> str:
+    """What differs in `config` from `learning_settings`, in words: `gamma` is 0.5, not 0.99. Empty if nothing does.
+
+    `changes` are settings that `config` may have instead.
+    """
+    old, new = learned_with(text), config.flat()
+    changed = [
+        name
+        for name, value in old.items()
+        if new.get(name) != value and not any(name in each and each[name] == new.get(name) for each in changes)
+    ]
     return ", ".join(f"`{name}` is {in_brief(new.get(name))}, not {in_brief(old[name])}" for name in changed)

@@ -118,8 +118,9 @@ class Trainer:
             self.collector.start()
         else:
             kernels = self._restore(state), self._saver.kernels
-            record_changes(folder.path, folder.config(), self.config, progress.step, self._clock.wall(), kernels, say)
-            folder.save_config(self.config)  # only now: a config that does not fit the checkpoint must not be saved
+            settings = folder.config(), state["settings"], self.config
+            record_changes(folder.path, *settings, progress.step, self._clock.wall(), kernels, say)
+        folder.save_config(self.config, progress.step)  # only now: one that does not fit the checkpoint is not saved
         self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
         self._iterations = IterationLog(self._log, self.collector, progress, self._clock, run.timesteps)
         self._tracker = BestPolicyTracker(

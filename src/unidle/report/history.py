@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class History:
     iterations: list[Record]
     evaluations: list[Record]
     faults: list[Record]  # environments that failed and were restarted
+    changes: list[Record] = field(default_factory=list)  # settings and kernels that changed when the run was resumed
+    provenance: list[Any] = field(default_factory=list)  # what each process that trained was made with
 
     @property
     def name(self) -> str:
@@ -134,11 +136,12 @@ class History:
 
 def read_history(folder: Path, say: Callable[[str], None] | None = None) -> History:
     """Read the history of a run folder; raises UsageError if it is not one. `say` is told of damaged lines."""
-    return history_of(folder, read_yaml(run_config_file(folder)), read_records(folder / "metrics.jsonl", say))
+    tree, records = read_yaml(run_config_file(folder)), read_records(folder / "metrics.jsonl", say)
+    return history_of(folder, tree, records, read_records(folder / "changes.jsonl"))
 
 
-def history_of(folder: Path, tree: dict[str, Any], records: list[Record]) -> History:
-    """Build the history from the `tree` of a config.yaml and the `records` of a metrics.jsonl."""
+def history_of(folder: Path, tree: dict[str, Any], records: list[Record], changes: Sequence[Record] = ()) -> History:
+    """Build the history from the `tree` of a config.yaml and the `records` of a metrics.jsonl and a changes.jsonl."""
     sections = {name: tree.get(name) for name in SECTIONS}
     records = [r for r in records if number(r, "step") is not None]
     return History(
@@ -147,6 +150,8 @@ def history_of(folder: Path, tree: dict[str, Any], records: list[Record]) -> His
         iterations=[r for r in records if r.get("kind") == "iteration"],
         evaluations=[r for r in records if r.get("kind") == "evaluation" and number(r, "eval/return_mean") is not None],
         faults=[r for r in records if r.get("kind") == "fault"],
+        changes=list(changes),
+        provenance=entries if isinstance(entries := tree.get("provenance"), list) else [],
     )
 
 

@@ -127,6 +127,82 @@ def test_change_is_recorded_once_if_resumes_crash_before_checkpoint(
     assert len(resume_and_crash(original)) == 3
 
 
+# -- another learning rate ---------------------------------------------------------------------------------------------
+
+
+def rates(folder: Path) -> list[tuple[int, float]]:
+    return [(r["step"], r["train/learning_rate"]) for r in unidle.load(folder).records if r["kind"] == "iteration"]
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_resumed_run_continues_with_another_learning_rate(
+    algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {} if algo == "ppo" else {"preset": "dqn", "n_epochs": None, "learning_starts": 0}
+    settings = {name: value for name, value in {**SMALL, **own}.items() if value is not None}
+    settings |= {"learning_rate": 1e-3, "timesteps": 128, "runs_dir": str(tmp_path), "run_name": "x"}
+    folder = unidle.train("CartPole-v1", **settings).path
+    capsys.readouterr()
+    unidle.resume(folder, quiet=True, learning_rate=1e-4, timesteps=192)
+    assert rates(folder) == [(64, pytest.approx(1e-3)), (128, pytest.approx(1e-3)), (192, pytest.approx(1e-4))]
+    said = "From step 128 on, this run continues with learning_rate 0.0001 (was 0.001)."
+    assert said in capsys.readouterr().err
+    (change,) = recorded_changes(folder)
+    assert change["settings"] == {"learning_rate": 1e-4}
+    assert (change["step"], change["change"]) == (128, "learning_rate 0.001 → 0.0001, timesteps 128 → 192")
+    assert "from step 128 on learning_rate 0.001 → 0.0001" in (folder / "report.html").read_text()
+    unidle.resume(folder, quiet=True, timesteps=256, lr_schedule="linear")
+    assert rates(folder)[-1] == (256, pytest.approx(1e-4 * 0.25))
+    assert "lr_schedule linear (was constant)" in capsys.readouterr().err
+    unidle.resume(folder, quiet=True, timesteps=320)
+    assert unidle.load(folder).config.recipe.learning_rate == 1e-4
+    assert len(recorded_changes(folder)) == 2
+
+
+@pytest.mark.parametrize("iterations", [0, 1])
+def test_changed_learning_rate_survives_a_crash_before_the_next_checkpoint(tmp_path: Path, iterations: int) -> None:
+    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
+    if iterations:
+        folder = start_stopped_run(tmp_path)
+    else:  # its only checkpoint is of step 0
+        with pytest.raises(Crash):
+            unidle.train("CartPole-v1", after_iteration=[crash], **settings)
+        folder = tmp_path / "x"
+    for changes in ({"learning_rate": 1e-4}, {}, {}):
+        with pytest.raises(Crash):
+            unidle.resume(folder, quiet=True, after_iteration=[crash], **changes)
+    resume_one_iteration(folder)
+    assert rates(folder)[-1] == (64 * iterations + 64, pytest.approx(1e-4))
+    resume_one_iteration(folder)
+    changes = [r["settings"] for r in recorded_changes(folder)]
+    assert changes == [{"learning_rate": 1e-4}]
+
+
+def test_change_of_learning_rate_is_recorded_again_if_its_checkpoint_is_damaged(tmp_path: Path) -> None:
+    folder = start_stopped_run(tmp_path)
+    resume_one_iteration(folder)
+    resume_one_iteration(folder, learning_rate=1e-4)
+    resume_one_iteration(folder)
+    older, latest = RunFolder.open(folder).saved()
+    older.rename(older.with_name(f"step-{64:012d}.pt"))  # as if an older one, with the former learning rate, was kept
+    state = load_checkpoint(older.with_name(f"step-{64:012d}.pt"))
+    first = {**state, "settings": state["settings"].replace("learning_rate: 0.0001", "learning_rate: 0.0003")}
+    save_checkpoint(older.with_name(f"step-{64:012d}.pt"), {**first, "step": 64, "iteration": 1})
+    latest.write_bytes(b"damaged")
+    resume_one_iteration(folder)
+    assert [(r["step"], r["settings"]) for r in recorded_changes(folder)] == [(64, {"learning_rate": 1e-4})]
+    resume_one_iteration(folder)
+
+
+def test_learning_rate_edited_in_config_file_is_refused(tmp_path: Path) -> None:
+    folder = start_stopped_run(tmp_path)
+    resume_one_iteration(folder, learning_rate=1e-4)
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace("learning_rate: 0.0001", "learning_rate: 0.5"))
+    with pytest.raises(unidle.UsageError, match=r"was edited.*`learning_rate` is 0.5, not 0.0001"):
+        resume_one_iteration(folder)
+
+
 def test_no_change_is_recorded_before_first_step(tmp_path: Path) -> None:
     settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
     with pytest.raises(Crash):

@@ -12,10 +12,14 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import IO, Any
 
+import yaml
+
 from unidle.config import Config
-from unidle.config.files import display_path, load_yaml, refuse_second_run, run_config_file
+from unidle.config.files import display_path, load_yaml, read_yaml, refuse_second_run, run_config_file
 from unidle.config.resolve import edited_settings
+from unidle.engine.checkpoint.changes import recorded_settings
 from unidle.engine.checkpoint.checkpoint_file import DamagedCheckpointError, load_checkpoint, save_checkpoint
+from unidle.engine.checkpoint.provenance import SECTION, with_entry
 from unidle.engine.checkpoint.trust import sign
 from unidle.errors import UsageError
 from unidle.writing import open_to_append, refuse_link, write_atomically
@@ -31,10 +35,11 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.best = self.checkpoints / "best.pt"
+        self.provenance: dict[str, Any] | None = None  # of this process, until `save_config` has written it
         self._lock: IO[str] | None = None
 
     @staticmethod
-    def create(path: Path, config: Config) -> RunFolder:
+    def create(path: Path, config: Config, provenance: dict[str, Any] | None = None) -> RunFolder:
         """A new folder for `config`; UsageError if there is already a run there."""
         refuse_second_run(path)
         folder = RunFolder(path)
@@ -43,6 +48,7 @@ class RunFolder:
         except OSError as error:
             raise _cannot_create(path, error) from None
         folder.lock()
+        folder.provenance = provenance
         folder.save_config(config)
         sign(path, folder.config())
         return folder
@@ -71,9 +77,15 @@ class RunFolder:
         """The settings this run was started with."""
         return load_yaml(self.path / "config.yaml")
 
-    def save_config(self, config: Config) -> None:
-        """Write config.yaml."""
-        write_atomically(self.path / "config.yaml", config.to_yaml())
+    def save_config(self, config: Config, step: int = 0) -> None:
+        """Write config.yaml: the settings, and what the run was made with; it starts, or resumes, at `step`."""
+        path = self.path / "config.yaml"
+        entries = read_yaml(path).get(SECTION) if path.is_file() else None
+        if self.provenance is not None:
+            entries = with_entry(entries, {"step": step, **self.provenance})
+            self.provenance = None
+        section = yaml.safe_dump({SECTION: entries}, sort_keys=False, allow_unicode=True) if entries else ""
+        write_atomically(path, config.to_yaml() + section)
 
     def lock(self) -> None:
         """Keep other processes from training in this folder; released when this process ends, however it ends."""
@@ -149,7 +161,8 @@ class RunFolder:
     def _refuse_edits(self, state: dict[str, Any]) -> None:
         """UsageError if config.yaml differs from the settings that a checkpoint was trained with."""
         path = self.path / "config.yaml"
-        edited = edited_settings(state["settings"], self.config())
+        changes = recorded_settings(self.path, state["step"])
+        edited = edited_settings(state["settings"], self.config(), changes)
         if edited:
             raise UsageError(
                 f"{display_path(path)} was edited, but a resumed run keeps its recipe: {edited}; undo that, or start a "

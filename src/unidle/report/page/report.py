@@ -15,6 +15,7 @@ from unidle.report.history import SECTIONS, History, Record, number, read_histor
 from unidle.report.page.cards import SMALL, section, series
 from unidle.report.page.phase_colours import phase_style
 from unidle.report.page.plasticity import plasticity_section
+from unidle.report.page.provenance import changes_note, provenance_section
 from unidle.report.page.site_graph import site_graph_section
 from unidle.report.page.style import CSS, HATCHES
 from unidle.report.page.success import success_section
@@ -52,14 +53,14 @@ def write_report(folder: Path, say: Callable[[str], None] | None = None) -> Path
 
 
 def _page(history: History) -> str:
-    sections = [_heading(history), _figures(history), _faults(history)]
+    sections = [_heading(history), _figures(history), _faults(history), changes_note(history)]
     if history.iterations or history.evaluations:
         sections += [_returns(history), success_section(history), plasticity_section(history)]
         sections.append(site_graph_section(history.folder))
         sections += [_speed(history), _learning(history)]
     else:
         sections.append('<p class="note">No iteration has been recorded yet.</p>')
-    sections.append(_config(history))
+    sections += [_config(history), provenance_section(history)]
     source = escape(str(history.folder.resolve()))
     body = "\n".join(filter(None, sections))
     return f"""<!doctype html>
