@@ -58,6 +58,7 @@ def make_batch(policy: ActorCritic, actions: ActionLayout, *, weighted: bool, ma
         heads.append(torch.multinomial(allowed[:, start : start + n].float(), 1, generator=generator).float())
     if masked:
         at = policy.obs_layout.mask_offset
+        allowed[::7] = 0  # an empty mask allows all actions
         obs[:, 0, at : at + policy.obs_layout.mask_width] = allowed
     flat = torch.cat([*heads, normal(SAMPLES, actions.reals)], 1).unsqueeze(1).to(device)
     obs = obs.to(device)

@@ -32,14 +32,9 @@ def make_encoder(
 
 
 def action_mask(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
-    """The action masks [n, Σ nvec] in observations [n, obs_bytes]; None if there are none.
-
-    Some environments give an empty mask with the final observation, which needs no action: then all are allowed.
-    """
-    if not layout.mask_width:
-        return None
-    mask = obs[..., layout.mask_offset : layout.mask_offset + layout.mask_width].bool()
-    return mask | ~mask.any(-1, keepdim=True)
+    """The action masks [n, Σ nvec] in observations [n, obs_bytes]; None if there are none."""
+    start, width = layout.mask_offset, layout.mask_width
+    return obs[..., start : start + width] if width else None
 
 
 class ActorCritic(nn.Module):
@@ -113,10 +108,6 @@ class ActorCritic(nn.Module):
             if encoder is not None:
                 encoder.update_norm(obs)
 
-    def _mask(self, obs: Tensor) -> Tensor | None:
-        start, width = self.obs_layout.mask_offset, self.obs_layout.mask_width
-        return obs[..., start : start + width] if width else None
-
     def _run(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """`module(inputs)`, with matrix products in bfloat16 if the recipe asks for it and there is a GPU."""
         if not (self.in_bf16 and inputs.is_cuda):
@@ -141,7 +132,7 @@ class ActorCritic(nn.Module):
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Parameters, Tensor | None]:
         """One step of the actor: observations [n, obs_bytes], recurrent state [n, S] → params, next state."""
-        features, mask = self._run(self.encoder, obs), self._mask(obs)
+        features, mask = self._run(self.encoder, obs), action_mask(obs, self.obs_layout)
         if self.critic_core is None:
             return self.act_on(features, mask, state)
         assert state is not None
@@ -187,13 +178,13 @@ class ActorCritic(nn.Module):
                 critic_features = self.critic_core(critic_features, starts, state[:, self.actor_state_size :])
         if self.critic_trunk is None or not features.is_cuda:
             latent = self._run(self.actor_trunk, features)
-            return self._params(latent, self._mask(obs)), self._value(critic_features, latent)
+            return self._params(latent, action_mask(obs, self.obs_layout)), self._value(critic_features, latent)
         # The two trunks run on two streams, in the backward pass too: a layer's gradient alone does not fill a GPU.
         current, second = torch.cuda.current_stream(), _second_stream(features.device)
         second.wait_stream(current)
         with torch.cuda.stream(second):
             value = self._value(critic_features)
-        params = self._params(self._run(self.actor_trunk, features), self._mask(obs))
+        params = self._params(self._run(self.actor_trunk, features), action_mask(obs, self.obs_layout))
         current.wait_stream(second)
         return params, value
 

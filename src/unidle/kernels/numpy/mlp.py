@@ -176,7 +176,7 @@ class Inputs:
     mask: slice | None  # bytes of the action mask
 
     def __call__(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """`obs` must be contiguous; None: every action is allowed. An empty mask allows all, as in `action_mask`."""
+        """`obs` must be contiguous; None: every action is allowed. An empty mask allows all."""
         x = obs.view(np.float32)[:, : self.n_inputs]
         if self.norm is not None:
             shift, scale, clip = self.norm

@@ -193,7 +193,8 @@ def distribution(
     width: tl.constexpr = len(NVEC) + REALS
     if MASKED:
         allowed = tl.load(masks + i[:, None] * OBS_BYTES + column, mask=inside[:, None] & (column < LOGITS), other=1)
-        y = tl.where(allowed == 0, _LOG_ZERO, y)
+        n_allowed = tl.sum(tl.where(column < LOGITS, allowed.to(tl.int32), 0), 1)[:, None]
+        y = tl.where((allowed == 0) & (n_allowed > 0), _LOG_ZERO, y)  # an empty mask allows all
     for head in tl.static_range(len(NVEC)):
         in_head = (column >= HEAD_OFFSETS[head]) & (column < HEAD_OFFSETS[head] + NVEC[head])
         head_logits = tl.where(in_head, y, -1e30)

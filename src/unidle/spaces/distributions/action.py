@@ -92,8 +92,12 @@ class ActionDistribution(nn.Module):
 
     @staticmethod
     def masked(logits: Tensor, mask: Tensor) -> Tensor:
-        """Packed logits with log 0 where the mask [.., Σ nvec] is 0."""
-        return torch.where(mask.bool(), logits, LOG_ZERO)
+        """Packed logits with log 0 where the mask [.., Σ nvec] is 0.
+
+        Some environments give an empty mask with the final observation, which needs no action: it allows all.
+        """
+        allowed = mask.bool()
+        return torch.where(allowed | ~allowed.any(-1, keepdim=True), logits, LOG_ZERO)
 
     def padded_logits(self, logits: Tensor) -> Tensor:
         """Packed logits → [.., heads, max_categories], log 0 where a head has no such category."""
