@@ -36,15 +36,20 @@ def unsupported(widths: Sequence[int], activation: str, n_heads: int, rows: int)
 def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """The matrix product left · right."""
     rows, columns = len(left), right.shape[1]
-    if out is None:
-        out = torch.empty(rows, columns).numpy()  # aligned, so that the next product need not copy it
-    if len(right) == 1:  # NumPy's takes ten times as long
-        torch.mul(torch.from_numpy(left), torch.from_numpy(right), out=torch.from_numpy(out))
-        return out
+    is_small = rows * columns <= _MAX_NUMPY_SIZE
+    if len(right) == 1 and is_small:
+        return np.multiply(left, right, out=out)
     limit = _MAX_VECTOR_PRODUCT if rows == 1 or columns == 1 else _MAX_MATRIX_PRODUCT
-    if rows * len(right) * columns <= limit:
+    in_numpy = len(right) > 1 and rows * len(right) * columns <= limit
+    if out is None and not (in_numpy and is_small):
+        out = torch.empty(rows, columns).numpy()  # aligned, so that the next product need not copy it
+    if in_numpy:
         return np.matmul(left, right, out=out)
-    torch.mm(_aligned(left), _aligned(right), out=torch.from_numpy(out))
+    assert out is not None
+    if len(right) == 1:  # NumPy's matmul takes ten times as long
+        torch.mul(torch.from_numpy(left), torch.from_numpy(right), out=torch.from_numpy(out))
+    else:
+        torch.mm(_aligned(left), _aligned(right), out=torch.from_numpy(out))
     return out
 
 
