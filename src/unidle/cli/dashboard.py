@@ -15,6 +15,7 @@ from unidle.cli.flags import parse
 from unidle.errors import UsageError
 
 _TOKEN = re.compile(r"[A-Za-z0-9_.~-]{16,}")  # cannot be guessed, and needs no escaping in a URL or cookie
+_LEAST_VARIETY = 8  # different characters: 16 times the same can be guessed
 _TOKEN_VARIABLE = "UNIDLE_DASHBOARD_TOKEN"
 
 
@@ -67,9 +68,10 @@ def dashboard_command(argv: list[str]) -> None:
 
 def _token(flag: str | None) -> str | None:
     source, token = ("--token", flag) if flag is not None else (_TOKEN_VARIABLE, os.environ.get(_TOKEN_VARIABLE))
-    if token is not None and not _TOKEN.fullmatch(token):
+    if token is not None and (not _TOKEN.fullmatch(token) or len(set(token)) < _LEAST_VARIETY):
         raise UsageError(
-            f"{source} must be at least 16 letters, digits and - _ . ~; leave it out to have a token generated."
+            f"{source} must be at least 16 letters, digits and - _ . ~, at least {_LEAST_VARIETY} of them different; "
+            "leave it out to have a token generated."
         )
     if flag is not None:
         print(f"--token is visible to all users of this machine; rather set {_TOKEN_VARIABLE}.", file=sys.stderr)

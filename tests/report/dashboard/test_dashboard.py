@@ -173,7 +173,9 @@ def test_unreadable_config_is_shown_and_does_not_hide_other_runs(config: str, tm
     with serving(tmp_path) as port, events_of(port, "/events") as events:
         assert {row["name"]: row["state"] for row in events.next()} == {"a": "done", "b": "unreadable"}
         with events_of(port, "/run/b/events") as run:  # its page shows what can be read
-            assert run.next()["figures"][0][:2] == ["Steps", "4,000"]
+            view = run.next()
+            assert view["figures"][0][:2] == ["Steps", "4,000"]
+            assert (view["state"], view["verdict"]) == ("unreadable", "The config.yaml of this run cannot be read.")
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "meter.jsonl", "changes.jsonl"])
@@ -527,7 +529,9 @@ def test_token_flag_warns_that_it_is_visible(tmp_path: Path) -> None:
     assert errors == "--token is visible to all users of this machine; rather set UNIDLE_DASHBOARD_TOKEN.\n"
 
 
-@pytest.mark.parametrize("token", ["", "word", "fifteen-letters", "two words that are long enough", "ä" * 20])
+@pytest.mark.parametrize(
+    "token", ["", "word", "fifteen-letters", "two words that are long enough", "ä" * 20, "a" * 32, "1234567" * 4]
+)
 def test_weak_token_is_refused(
     token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,9 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,31 @@ def test_phases_have_the_same_colour_in_report_and_dashboard(mode: str, tmp_path
     assert {name: _rgb(colour) for name, colour in drawn} == {name: colour for name, (colour, _) in in_report.items()}
 
 
+def test_single_chart_is_no_larger_than_others(tmp_path: Path, browser: Any) -> None:
+    run = make_run(tmp_path, "x")
+    write_lines(run / "metrics.jsonl", [iteration(i, **{"train/entropy": 0.1 * i}) for i in (1, 2, 3)])
+    assert command_line(["report", str(run)]) == 0
+    with opened(browser, (run / "report.html").as_uri()) as page:
+        cards = page.locator(".three .card").all()
+        assert len(cards) == 4  # three of speed, one of learning
+        widths = [card.bounding_box()["width"] for card in cards]
+        assert widths == pytest.approx([widths[0]] * 4, abs=1)
+
+
+def test_pages_fit_on_a_phone(address: str, browser: Any) -> None:
+    context = browser.browser.new_context(viewport={"width": 390, "height": 800})
+    with opened(context, f"{address}/") as page:
+        wait(page, "document.querySelectorAll('#rows tr').length === 3")
+        name = page.locator("#rows a", has_text="cpu")
+        assert name.bounding_box()["height"] < 30  # on one line
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.goto(f"{address}/run/x")
+        assert points(page, "lanes")
+        assert page.locator("#lanes .legend").count() == 0  # it would cover the bars
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+    context.close()
+
+
 def _rgb(colour: str) -> str:
     """#0072b2 in a browser's notation."""
     return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
@@ -250,6 +277,46 @@ def test_token_is_removed_from_url_and_page_still_works(tmp_path: Path, browser:
         assert "word" not in page.url
 
 
+def test_token_is_in_no_referrer_and_not_in_the_history(tmp_path: Path, browser: Any) -> None:
+    make_run(tmp_path, "x")
+    with serving(tmp_path, token="word") as port, opened(browser, f"http://127.0.0.1:{port}/?token=word") as page:
+        sent: list[dict[str, str]] = []
+        page.on("request", lambda request: sent.append(request.all_headers()))
+        page.locator("#rows a").click()
+        assert figure(page, "Steps") == "4,000"
+        assert sent
+        assert not any(headers.get("referer") for headers in sent)
+        page.go_back()
+        page.wait_for_selector("#rows a")
+        assert "word" not in page.url
+
+
+def test_other_sites_can_neither_read_nor_embed_runs(tmp_path: Path, browser: Any) -> None:
+    """Another server on this machine is another origin, but the browser sends it the same cookies."""
+    make_run(tmp_path, "x")
+    with (
+        serving(tmp_path, token="word") as port,
+        ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as foreign,
+    ):
+        threading.Thread(target=foreign.serve_forever).start()
+        address = f"http://127.0.0.1:{port}"
+        with opened(browser, f"{address}/?token=word"):
+            pass
+        page = browser.new_page()
+        try:
+            for site in ("127.0.0.1", "localhost"):
+                page.goto(f"http://{site}:{foreign.server_port}/missing")
+                for path, mode in (("run/x", "cors"), ("static/run.js", "no-cors")):
+                    given = f"fetch('{address}/{path}', {{mode: '{mode}', credentials: 'include'}})"
+                    assert page.evaluate(f"{given}.then(() => 'answered', () => 'refused')") == "refused"
+                page.evaluate(f"document.body.innerHTML = '<iframe src=\"{address}/run/x\"></iframe>'")
+                page.wait_for_timeout(300)
+                assert [frame.url for frame in page.frames[1:]] == ["chrome-error://chromewebdata/"]
+        finally:
+            page.close()
+            foreign.shutdown()
+
+
 def test_only_the_browser_that_opened_the_printed_address_sees_the_runs(tmp_path: Path, browser: Any) -> None:
     make_run(tmp_path, "x")
     command = [sys.executable, "-m", "unidle", "dashboard", str(tmp_path), "--port", "0"]
@@ -265,9 +332,11 @@ def test_only_the_browser_that_opened_the_printed_address_sees_the_runs(tmp_path
                 assert token not in page.evaluate("document.cookie")  # scripts cannot read it
                 page.goto(address)  # a second visit, without the token
                 page.wait_for_selector("#rows a")
+            (cookie,) = (cookie for cookie in browser.cookies() if cookie["value"] == token)
+            assert (cookie["httpOnly"], cookie["sameSite"], cookie["expires"]) == (True, "Strict", -1)
             stranger = browser.browser.new_context()
             page = stranger.new_page()
-            for path in ("", "run/x", f"?token={token[:-1]}"):
+            for path in ("", "run/x", "run/x/events", "?token=", f"?token={token[:-1]}", f"run/x?token={token}x"):
                 response = page.goto(address + path)
                 assert response.status == 401
                 assert page.inner_text("body") == "This dashboard needs a token; open the address that it printed."

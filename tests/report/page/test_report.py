@@ -174,6 +174,27 @@ def test_only_recorded_metrics_are_plotted(tmp_path: Path) -> None:
     assert "Clip fraction" not in titles
 
 
+@pytest.mark.parametrize(
+    ("metrics", "titles"),
+    [
+        (("critic_loss", "value", "actor_loss", "entropy", "temperature"), ("Critic loss", "Entropy coefficient")),
+        (("loss", "value", "epsilon"), ("Loss", "Q value", "Epsilon")),
+    ],
+)
+def test_off_policy_learning_is_plotted_from_the_first_update(
+    metrics: tuple[str, ...], titles: tuple[str, ...], tmp_path: Path
+) -> None:
+    filling = iteration(1, **{f"train/{name}": 0.0 for name in (*metrics, "updates")})
+    learning = [
+        iteration(i, **{f"train/{name}": 7.0 + i for name in metrics}, **{"train/updates": 8.0}) for i in (2, 3, 4)
+    ]
+    page = page_of(run_folder(tmp_path, [filling, *learning]))
+    assert set(titles) <= set(page.of("text", "chart-title"))
+    tips = [tip for tip in page.of("title") if "Q value" in tip]
+    assert tips
+    assert not any("environment steps: 1,000" in tip for tip in tips)
+
+
 def test_config_is_shown_completely_by_section(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [], env_kwargs={"gravity": -9.8}, net_arch=[128, 64])
     page = page_of(folder)

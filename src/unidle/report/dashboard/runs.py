@@ -54,8 +54,12 @@ class Reader:
 
     def view(self) -> View:
         """Return the view of the records read so far."""
-        history = history_of(self._folder, _config(self._folder) or {}, self._metrics)
-        return view_of(RunRecords(history, self._segments, self._changes, bool(self._is_training)))
+        config = _config(self._folder)
+        history = history_of(self._folder, config or {}, self._metrics)
+        view = view_of(RunRecords(history, self._segments, self._changes, bool(self._is_training)))
+        if config is None:
+            view |= {"state": UNREADABLE, "verdict": "The config.yaml of this run cannot be read."}
+        return view
 
     def spans(self, offset: int) -> list[Any] | None:
         """Return the spans of the segment at offset `offset`; None if there is no such segment."""

@@ -30,7 +30,13 @@ _TIME_UNITS = (
 _LEARNING = {  # metric → title, meaning
     "train/policy_loss": ("Policy loss", "clipped surrogate"),
     "train/value_loss": ("Value loss", "squared error of returns"),
+    "train/loss": ("Loss", "of the Q network"),
+    "train/critic_loss": ("Critic loss", "of all critics together"),
+    "train/value": ("Q value", "of the actions in the batch"),
+    "train/actor_loss": ("Actor loss", "negated Q value of the policy's actions"),
     "train/entropy": ("Entropy", "nats per action"),
+    "train/temperature": ("Entropy coefficient", "weight of the entropy"),
+    "train/epsilon": ("Epsilon", "share of random actions"),
     "train/approx_kl": ("Approximate KL", "nats from the policy before the update"),
     "train/clip_fraction": ("Clip fraction", "share of samples clipped"),
     "train/effective_sample_share": ("Effective sample share", "by importance weights"),
@@ -217,10 +223,11 @@ def _speed(history: History) -> str:
 def _learning(history: History) -> str:
     limit = history.setting("recipe", "target_kl")
     references = {"train/approx_kl": Reference(float(limit), "target_kl")} if isinstance(limit, (int, float)) else {}
+    learned = [r for r in history.iterations if r.get("train/updates") != 0]  # not while a replay buffer fills
     charts = [
         line_chart(
             title,
-            [series(title, history.iterations, key)],
+            [series(title, learned, key)],
             "environment steps",
             meaning,
             size=SMALL,
@@ -228,7 +235,7 @@ def _learning(history: History) -> str:
             smooth=True,
         )
         for key, (title, meaning) in _LEARNING.items()
-        if any(key in record for record in history.iterations)
+        if any(key in record for record in learned)
     ]
     return section("Learning", "faint: each iteration; bold: running mean", "three", charts) if charts else ""
 

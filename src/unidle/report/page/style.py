@@ -63,7 +63,7 @@ h2 small {
 .figures .detail { color: var(--soft); font-size: 13px; min-height: 1.5em; }
 .grid { display: grid; gap: 16px; }
 .two { grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
-.three { grid-template-columns: repeat(auto-fit, minmax(min(100%, 310px), 1fr)); }
+.three { grid-template-columns: repeat(auto-fill, minmax(min(100%, 310px), 1fr)); }
 .card {
   padding: 16px 18px 12px; border: 1px solid var(--edge); border-radius: 12px;
   background: var(--card);

@@ -105,7 +105,8 @@ async function drawLanes() {
   });
   plot("lanes", traces, {
     barmode: "overlay", bargap: .25, hovermode: "closest", legend: { orientation: "h", x: 0, y: 1.3, font: { color: css("ink") } }, margin: { l: 60, r: 10, t: 30, b: 36 },
-    showlegend: true, xaxis: { title: { text: "milliseconds since the start of the segment" }, rangemode: "tozero" },
+    showlegend: byId("lanes").clientWidth > 600, // on a phone it would cover the bars; the table above has the colours
+    xaxis: { title: { text: "ms since the start of the segment" }, rangemode: "tozero" },
     yaxis: { categoryorder: "array", categoryarray: lanes.map(plain), showgrid: false, fixedrange: true },
     uirevision: String(offset),
   });
