@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -17,17 +16,18 @@ import torch
 from unidle.config import Config
 from unidle.config.convert import in_brief
 from unidle.config.engine_file import read_engine_file
-from unidle.config.files import display_path, refuse_second_run
+from unidle.config.files import display_path
 from unidle.config.machine import gpu_name, limit_threads
 from unidle.config.presets import load_preset
 from unidle.config.renamed import with_current_names
-from unidle.config.resolve import resolve_layers, resumed
+from unidle.config.resolve import chosen_by_unidle, resolve_layers, resumed, resumed_job
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent, load_agent
 from unidle.engine.build import make_envs, resolve_network
-from unidle.engine.callbacks import Callback, SilentDisplay
+from unidle.engine.callbacks import Callback, Callbacks, SilentDisplay
 from unidle.engine.checkpoint.provenance import provenance
 from unidle.engine.checkpoint.run_folder import RunFolder
+from unidle.engine.checkpoint.run_name import existing_path, new_path
 from unidle.engine.checkpoint.trust import require_trust
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, longest_episode, play, use_statistics
 from unidle.engine.placement import choose_device, choose_workers
@@ -49,7 +49,6 @@ from unidle.report.terminal.messages import Messages
 from unidle.report.terminal.progress import Display
 
 _OVERLAP_MIN_ENVS = 48  # with fewer environments overlap does not pay, as measured on a GPU: docs/overlap.md
-_MAX_NAME_BYTES = 255  # of a folder, on common file systems
 
 
 class TrainedRun:
@@ -183,9 +182,12 @@ def train(
     config: str | Path | None = None,
     engine: str | Path | None = None,
     network: str | NetworkFactory | None = None,
+    on_start: Sequence[Callback] = (),
     after_iteration: Sequence[Callback] = (),
     after_evaluation: Sequence[Callback] = (),
+    on_end: Sequence[Callback] = (),
     writers: Sequence[MetricWriter] = (),
+    resume: Literal["auto"] | None = None,
     quiet: bool = False,
     **settings: Any,
 ) -> TrainedRun:
@@ -195,7 +197,10 @@ def train(
     environment from `gymnasium.make`, which is created again. `wrappers` are names ("module:callable") or callables.
     `settings` are the command line's flags with underscores (timesteps=200_000, seed=1, n_envs=8, …); they override
     `engine` (a YAML file that `unidle tune` wrote), which overrides `config` (a YAML file), which overrides `preset`.
+    `resume="auto"` resumes the run of this name if there is one, so that the same call may start again and again.
     """
+    if resume not in (None, "auto"):
+        raise UsageError(f'`resume` is {in_brief(resume)}; use "auto", or unidle.resume(folder).')
     cwd = Path.cwd()  # before an environment, or its module, can change it
     settings, renamings = with_current_names(settings)
     if "wrappers" in settings:
@@ -211,10 +216,13 @@ def train(
     maker = env_maker(env, run.env_kwargs, run.env_wrappers)
     factory, network_name = resolve_network(network if network is not None else layers.config.recipe.network)
     flags = {**settings, "env": maker.name, "network": network_name}
-    settled, notes = fit_to_env(layers.with_flags(flags), maker)
+    given = layers.with_flags(flags)
+    settled, notes = fit_to_env(given, maker)
     settled = validated(settled, layers.preset_batch_size)
     notes = [*renamings, *layers.notes, *notes]
-    return start(settled, notes, maker, factory, after_iteration, after_evaluation, writers, quiet, cwd)
+    callbacks = Callbacks(on_start, after_iteration, after_evaluation, on_end)
+    keep = chosen_by_unidle(given)
+    return start(settled, notes, maker, factory, callbacks, writers, quiet, cwd, resume, keep)
 
 
 def _as_name(env: Any, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -231,19 +239,28 @@ def start(
     notes: Sequence[str] = (),
     maker: EnvMaker | None = None,
     network: NetworkFactory | None = None,
-    after_iteration: Sequence[Callback] = (),
-    after_evaluation: Sequence[Callback] = (),
+    callbacks: Callbacks | None = None,
     writers: Sequence[MetricWriter] = (),
     quiet: bool = False,
     cwd: Path | None = None,
+    resume: Literal["auto"] | None = None,
+    keep: Sequence[str] = (),
 ) -> TrainedRun:
-    """Train a validated config in a new run folder; `runs_dir` is relative to `cwd`."""
+    """Train a validated config in a new run folder; `runs_dir` is relative to `cwd`.
+
+    With `resume`, in the folder of the run that this config started before, if there is one, which keeps its settings
+    `keep`.
+    """
     cwd = cwd or Path.cwd()
     maker = _maker_for(maker or _maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
-    path = _new_path(config, cwd)
+    build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd)
+    before = existing_path(config, cwd) if resume else None
+    if before is not None:
+        config = resumed_job(RunFolder.open(before).config(), config, keep, display_path(before))
+        return build.train(config, before, [*notes, f"Resuming {display_path(before)}."], is_new=False)
+    path = new_path(config, cwd)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_name=path.name))
-    build = _Build(maker, network, after_iteration, after_evaluation, writers, quiet, cwd)
     try:
         return build.train(config, path, notes, is_new=True)
     except BaseException:
@@ -258,8 +275,10 @@ def resume(
     *,
     env: EnvFactory | None = None,
     network: NetworkFactory | None = None,
+    on_start: Sequence[Callback] = (),
     after_iteration: Sequence[Callback] = (),
     after_evaluation: Sequence[Callback] = (),
+    on_end: Sequence[Callback] = (),
     writers: Sequence[MetricWriter] = (),
     trust: bool = False,
     quiet: bool = False,
@@ -283,7 +302,8 @@ def resume(
     if size not in (None, config.recipe.n_envs):
         raise UsageError(f"{maker.name} creates {size} environments, but the run has {config.recipe.n_envs}.")
     factory = network or resolve_network(config.recipe.network)[0]
-    build = _Build(maker, factory, after_iteration, after_evaluation, writers, quiet, cwd)
+    callbacks = Callbacks(on_start, after_iteration, after_evaluation, on_end)
+    build = _Build(maker, factory, callbacks, writers, quiet, cwd)
     return build.train(config, folder.path, renamings, is_new=False)
 
 
@@ -344,8 +364,7 @@ class _Build:
 
     maker: EnvMaker
     network: NetworkFactory | None
-    after_iteration: Sequence[Callback]
-    after_evaluation: Sequence[Callback]
+    callbacks: Callbacks
     writers: Sequence[MetricWriter]
     quiet: bool
     cwd: Path  # before an environment could change it
@@ -361,8 +380,7 @@ class _Build:
                 self.maker,
                 display,
                 network=self.network,
-                after_iteration=self.after_iteration,
-                after_evaluation=self.after_evaluation,
+                callbacks=self.callbacks,
                 writers=self.writers,
                 meter=RunMeter(display.on_message, display.on_meter, trace=config.run.trace),
             )
@@ -406,21 +424,3 @@ class _Quiet(SilentDisplay):
 
     def on_end(self) -> None:
         self._messages.close()
-
-
-def _new_path(config: Config, cwd: Path) -> Path:
-    """Return the folder for a new run, as an absolute path: with the user's name, or with the next free one."""
-    run = config.run
-    parent = cwd / run.runs_dir
-    if run.run_name is not None:
-        name = run.run_name
-        if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name.encode()) > _MAX_NAME_BYTES:
-            raise UsageError(
-                f"`run_name` is {in_brief(name)}; use a plain folder name of at most {_MAX_NAME_BYTES} bytes, and "
-                "--runs-dir for its parent folder."
-            )
-        path = parent / run.run_name
-        refuse_second_run(path)
-        return path
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{run.env}-{config.recipe.algo}-{run.preset}-seed{run.seed}").strip("-")
-    return RunFolder.reserve(parent, name[-_MAX_NAME_BYTES // 2 :])

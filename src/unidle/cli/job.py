@@ -12,7 +12,7 @@ from unidle.cli.flags import normalise_flags, parse, peek, replace_renamed_flags
 from unidle.config import Config, Engine, PPORecipe, Recipe, Run
 from unidle.config.engine_file import read_engine_file
 from unidle.config.machine import gpu_name
-from unidle.config.resolve import Layers, resolve_layers
+from unidle.config.resolve import Layers, chosen_by_unidle, resolve_layers
 from unidle.config.validate import validated
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Job(Generic[_Flags]):
     config: Config  # validated
     maker: EnvMaker
     notes: list[str]  # messages about the settings
+    keep: tuple[str, ...]  # settings that unidle chose, which a resumed run keeps
     cwd: Path  # before an environment, or its module, could change it
 
 
@@ -68,9 +69,10 @@ def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
     from unidle.envs.make import env_maker
 
     maker = env_maker(config.run.env, config.run.env_kwargs, config.run.env_wrappers)
+    keep = chosen_by_unidle(config)
     config, fitting_notes = fit_to_env(config, maker)  # before validation: a vector environment decides n_envs
     notes = [*notes, *layers.notes, *fitting_notes]
-    return Job(flags, validated(config, layers.preset_batch_size), maker, notes, cwd)
+    return Job(flags, validated(config, layers.preset_batch_size), maker, notes, keep, cwd)
 
 
 def _layers(argv: list[str], file: Path | None) -> Layers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from unidle.cli.flags import Result, normalise_flags, parse, peek, replace_renamed_flags, wants_help
 from unidle.cli.job import JobFlags, job_of
@@ -30,7 +30,8 @@ class _TrainFlags(JobFlags):
     """
 
     resume: Path | None = None
-    """Run folder to resume from its latest checkpoint; of its recipe, only the learning rate may change."""
+    """Run folder to resume from its latest checkpoint; of its recipe, only the learning rate may change. auto: the
+    run of this name if there is one, else start it: for job scripts that are requeued."""
     trust: bool = False
     """With --resume: import the code that the config of a run that you did not create names."""
     quiet: bool = False
@@ -42,13 +43,16 @@ class _TrainFlags(JobFlags):
 @explain_out_of_memory()
 def train_command(argv: list[str]) -> Result | Signalled:
     """`unidle train`"""
-    if peek(argv, "--resume") and not wants_help(argv):
+    path = peek(argv, "--resume")
+    if path and path != "auto" and not wants_help(argv):
         return _resume(argv)
     job = job_of(_TrainFlags, argv, "train")
 
     from unidle.api import start
 
-    return _close(start(job.config, job.notes, job.maker, quiet=job.flags.quiet, cwd=job.cwd), job.flags)
+    resume: Literal["auto"] | None = "auto" if path else None
+    trained = start(job.config, job.notes, job.maker, quiet=job.flags.quiet, cwd=job.cwd, resume=resume, keep=job.keep)
+    return _close(trained, job.flags)
 
 
 def _resume(argv: list[str]) -> Result | Signalled:

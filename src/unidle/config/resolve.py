@@ -141,6 +141,21 @@ def resumed(before: Config, settings: dict[str, Any], folder: str) -> Config:
     return validated(after, resumed=True)
 
 
+def chosen_by_unidle(given: Config) -> tuple[str, ...]:
+    """The recipe settings that `given`, as the user wrote it, leaves to unidle, which may choose by machine."""
+    return ("overlap",) if given.recipe.overlap == "auto" else ()
+
+
+def resumed_job(before: Config, job: Config, keep: Sequence[str], folder: str) -> Config:
+    """The validated config for resuming the run in `folder` with the settings of `job`, except for those in `keep`.
+
+    UsageError if the recipe differs.
+    """
+    old, ignored = before.flat(), {*_WITHOUT_EFFECT_ON_RESUME, *keep}
+    values = {name: value for name, value in job.flat().items() if name not in ignored and value != old.get(name)}
+    return resumed(before, values, folder)
+
+
 def learning_settings(config: Config) -> str:
     """The settings that affect learning, as text, for `edited_settings`."""
     others = _MAY_CHANGE_ON_RESUME | _WITHOUT_EFFECT_ON_RESUME

@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from unidle.algos.registry import AnyPolicy
+from unidle.config.convert import in_brief
+from unidle.errors import UsageError
+from unidle.metrics.log import MetricLog
 from unidle.timeline import Timeline
 
 
 @dataclass
 class CallbackContext:
-    """What a callback receives: the latest record, the policy, and a function that ends the run."""
+    """What a callback receives: a record, the policy, functions that end the run and log numbers, the run folder."""
 
-    record: dict[str, Any]
+    record: dict[str, Any]  # of the iteration or evaluation; at the start and end of a run its step alone
     policy: AnyPolicy
     stop: Callable[[], None]
+    log: Callable[[Mapping[str, Any]], None]
+    folder: Path
 
 
 Callback = Callable[[CallbackContext], None]
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """The user's functions, by when they are called."""
+
+    on_start: Sequence[Callback] = ()
+    after_iteration: Sequence[Callback] = ()
+    after_evaluation: Sequence[Callback] = ()
+    on_end: Sequence[Callback] = ()
+
+
+@dataclass(frozen=True)
+class CallbackRunner:
+    """Calls functions of the user with the context of one run."""
+
+    folder: Path
+    metric_log: MetricLog
+    stop: Callable[[], None]
+
+    def call(self, callbacks: Sequence[Callback], record: dict[str, Any], policy: AnyPolicy) -> None:
+        """Call all `callbacks` with this record."""
+        if callbacks:
+            step = record["step"]
+            context = CallbackContext(record, policy, self.stop, lambda values: self._log(step, values), self.folder)
+            for callback in callbacks:
+                callback(context)
+
+    def _log(self, step: int, values: Mapping[str, Any]) -> None:
+        """`CallbackContext.log`: a record of kind `user` in metrics.jsonl, and its numbers in every writer."""
+        numbers = {}
+        for name, value in values.items():
+            if not isinstance(name, str) or name in ("kind", "step"):
+                raise UsageError(f"context.log needs names such as 'my/metric', not {name!r}; rename it.")
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(f"context.log: `{name}` must be a number, not {in_brief(value)}.") from None
+        self.metric_log.write({"kind": "user", "step": step, **numbers})
 
 
 class ProgressDisplay(Protocol):

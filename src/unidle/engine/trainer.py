@@ -11,7 +11,7 @@ from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.config.settings import round_up_timesteps
 from unidle.engine.build import build_parts
-from unidle.engine.callbacks import Callback, CallbackContext, ProgressDisplay, TimeMeter
+from unidle.engine.callbacks import Callback, CallbackRunner, Callbacks, ProgressDisplay, TimeMeter
 from unidle.engine.checkpoint.changes import record_changes
 from unidle.engine.checkpoint.kernel_versions import kernels_on
 from unidle.engine.checkpoint.run_folder import RunFolder
@@ -39,6 +39,8 @@ from unidle.nn.actor_critic import NetworkFactory
 from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import CHECKPOINT, LEARN, LOGGING, OTHER, Timeline
 
+_NO_CALLBACKS = Callbacks()
+
 
 class Trainer:
     """Collects, learns, evaluates and saves until the run is over."""
@@ -50,14 +52,13 @@ class Trainer:
         display: ProgressDisplay,
         *,
         network: NetworkFactory | None = None,
-        after_iteration: Sequence[Callback] = (),
-        after_evaluation: Sequence[Callback] = (),
+        callbacks: Callbacks = _NO_CALLBACKS,
         writers: Sequence[MetricWriter] = (),
         meter: TimeMeter | None = None,
     ) -> None:
         self.config, self._display, self._meter, self._writers = config, display, meter, writers
         self._is_async = maker.kind == "async"
-        self._after_iteration, self._after_evaluation = after_iteration, after_evaluation
+        self._callbacks = callbacks
         self._timeline = Timeline()
         self._parts = build_parts(config, maker, network, self._timeline, display.on_message, self._on_fault)
         self.env_spec, self.algo, self.collector = self._parts.env_spec, self._parts.algo, self._parts.collector
@@ -65,7 +66,7 @@ class Trainer:
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
         self._stopping, self._interrupts = False, Interrupts(self._interrupt)
         self.progress, self._clock = Progress(), RunClock(self._timeline)
-        must_wait = config.run.target_return is not None or bool(after_evaluation)
+        must_wait = config.run.target_return is not None or bool(callbacks.after_evaluation)
         try:
             kernels = kernels_on(self._parts.capture.device)
             parts = (config, self.env_spec, self.algo, self.collector, self.progress, self._clock)
@@ -93,6 +94,7 @@ class Trainer:
     _log: MetricLog
     _iterations: IterationLog
     _tracker: BestPolicyTracker
+    _runner: CallbackRunner
 
     def close(self) -> None:
         """Close all environments and end their processes."""
@@ -123,6 +125,7 @@ class Trainer:
         folder.save_config(self.config, progress.step)  # only now: one that does not fit the checkpoint is not saved
         self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
         self._iterations = IterationLog(self._log, self.collector, progress, self._clock, run.timesteps)
+        self._runner = CallbackRunner(folder.path, self._log, self._stop)
         self._tracker = BestPolicyTracker(
             self.config,
             self.algo,
@@ -133,7 +136,8 @@ class Trainer:
             self._log,
             self._display,
             self._timeline,
-            self._after_evaluation,
+            self._callbacks.after_evaluation,
+            self._runner,
             report_fault=self._report_fault,
             save=self._save,
             stop=self._stop,
@@ -141,10 +145,16 @@ class Trainer:
         )
         self._announce()
         self._clock.begin()
-        if self._meter is not None:
-            self._meter.begin(folder.path, self._timeline, progress.step, self._parts.capture.on_gpu())
-        try:
+        with contextlib.ExitStack() as end:  # in reverse, each also if another fails
+            end.callback(self._saver.close)
+            end.callback(self._display.on_end)
+            end.callback(self._log.close)
+            if self._meter is not None:
+                self._meter.begin(folder.path, self._timeline, progress.step, self._parts.capture.on_gpu())
+                end.callback(self._meter.end)
+            end.callback(lambda: self._call(self._callbacks.on_end))
             with self._interrupts:
+                self._call(self._callbacks.on_start)
                 if state is None:
                     self._save()
                 self._save_on_failure(self._tracker.run_pending)
@@ -156,12 +166,9 @@ class Trainer:
                 self._save()
                 self._save_on_failure(lambda: self._tracker.finish(lambda: self._interrupts.received is not None))
                 self._saver.finish()
-        finally:
-            if self._meter is not None:
-                self._meter.end()
-            self._log.close()
-            self._display.on_end()
-            self._saver.close()
+
+    def _call(self, callbacks: Sequence[Callback]) -> None:
+        self._runner.call(callbacks, {"step": self.progress.step}, self.algo.policy)
 
     def _announce(self) -> None:
         """Show the run's summary, and warnings about its settings."""
@@ -193,8 +200,7 @@ class Trainer:
         record = self._iterations.record(metrics, steps, perf_counter() - began)
         self._iterations.add(record, steps, is_last=progress.step >= run.timesteps or self._stopping)
         self._display.on_iteration(record)
-        for callback in self._after_iteration:
-            callback(CallbackContext(record, self.algo.policy, self._stop))
+        self._runner.call(self._callbacks.after_iteration, record, self.algo.policy)
         if self._meter is not None:
             self._meter.iteration(progress.step, record["wall"], has_learned=metrics.get("updates") != 0)
         self._timeline.enter(OTHER)

@@ -56,7 +56,7 @@ def with_tags(step: int, metrics: dict[str, float], tags: Sequence[Tag]) -> dict
     """The metrics of a record at `step`, also under these tags."""
     if not tags:
         return metrics
-    known = {**metrics, "step": float(step)}
+    known = {**metrics, "step": float(step)} if "wall" in metrics else metrics  # not for numbers that a callback logs
     if metrics.get("wall") and "iteration" in metrics:
         known[_FPS] = step / metrics["wall"]
     return metrics | {tag.theirs: tag.factor * known[tag.ours] for tag in tags if tag.ours in known}

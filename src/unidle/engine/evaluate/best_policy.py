@@ -12,7 +12,7 @@ from torch import Tensor
 from unidle.algos.dormancy import DORMANT, IN_A_ROW, MIN_UPDATES, TOO_DORMANT, dormancy_warning
 from unidle.algos.registry import Algorithm
 from unidle.config import Config, OffPolicyRecipe
-from unidle.engine.callbacks import Callback, CallbackContext, ProgressDisplay
+from unidle.engine.callbacks import Callback, CallbackRunner, ProgressDisplay
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.saver import Saver
 from unidle.engine.evaluate.episode_trace import write_trace
@@ -40,6 +40,7 @@ class BestPolicyTracker:
     display: ProgressDisplay
     timeline: Timeline
     callbacks: Sequence[Callback]
+    runner: CallbackRunner
     report_fault: Callable[[Fault, int], None]
     save: Callable[[], None]
     stop: Callable[[], None]
@@ -115,8 +116,7 @@ class BestPolicyTracker:
             self.stop()
         if self.callbacks:
             policy = self.evaluations.with_weights(done.weights) if done.policy is None else done.policy
-            for callback in self.callbacks:
-                callback(CallbackContext(record, policy, self.stop))
+            self.runner.call(self.callbacks, record, policy)
 
     def _say_cut_off(self, steps: int) -> None:
         if not self.has_cut_off:

@@ -10,7 +10,7 @@ from unidle.algos.registry import Algorithm
 from unidle.buffers.prefetch import Prefetch
 from unidle.config import Config
 from unidle.engine.build import resolve_network
-from unidle.engine.callbacks import Callback, SilentDisplay, TimeMeter
+from unidle.engine.callbacks import Callback, Callbacks, SilentDisplay, TimeMeter
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.trainer import Trainer
 from unidle.envs.make import EnvMaker, env_maker
@@ -28,8 +28,8 @@ def new_trainer(
 ) -> Trainer:
     """Return the job's trainer; `callback` is called after every iteration."""
     network = resolve_network(config.recipe.network)[0]
-    display = _MessageDisplay(say)
-    return Trainer(config, job_maker(config), display, network=network, after_iteration=[callback], meter=meter)
+    display, callbacks = _MessageDisplay(say), Callbacks(after_iteration=[callback])
+    return Trainer(config, job_maker(config), display, network=network, callbacks=callbacks, meter=meter)
 
 
 def train(trainer: Trainer) -> Path:
