@@ -116,7 +116,7 @@ def test_logged_numbers_are_in_records_tensorboard_and_writers() -> None:
     run = unidle.train(
         Choice,
         on_start=logs("my/start", 1),
-        after_iteration=logs("my/tensor", torch.tensor(2.5)),
+        after_iteration=logs("my/tensor", torch.tensor(2.5, requires_grad=True)),
         after_evaluation=logs("my/array", np.float32(3.5)),
         on_end=logs("my/end", True),
         writers=[writer],

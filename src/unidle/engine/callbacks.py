@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from unidle.algos.registry import AnyPolicy
 from unidle.config.convert import in_brief
 from unidle.errors import UsageError
@@ -61,7 +63,7 @@ class CallbackRunner:
             if not isinstance(name, str) or name in ("kind", "step"):
                 raise UsageError(f"context.log needs names such as 'my/metric', not {name!r}; rename it.")
             try:
-                numbers[name] = float(value)
+                numbers[name] = float(value.detach() if isinstance(value, Tensor) else value)
             except (TypeError, ValueError, RuntimeError):
                 raise UsageError(f"context.log: `{name}` must be a number, not {in_brief(value)}.") from None
         self.metric_log.write({"kind": "user", "step": step, **numbers})
