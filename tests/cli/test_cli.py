@@ -611,7 +611,7 @@ def test_unnamed_runs_get_unique_names(tmp_path: Path, run_in_process: RunInProc
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("--learning-rate 1e-3", "A resumed run keeps its recipe, but learning_rate would change it; remove it,"),
+        ("--gamma 0.5", "A resumed run keeps its recipe, but gamma would change it; remove it,"),
         ("--n-envs 4 --gamma 0.5", "A resumed run keeps its recipe, but n_envs, gamma would change it"),
         ("--n-steps 4", "A resumed run keeps its recipe, but n_steps would change it"),
         ("--batch-size auto", "A resumed run keeps its recipe, but batch_size would change it"),
