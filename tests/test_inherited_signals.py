@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import processes
 import pytest
 
+from unidle import signals
 from unidle.signals import STOPPING, blocked, handle, restore
 
 FORK = multiprocessing.get_context("fork")
@@ -48,6 +49,31 @@ def ended_by(number: int) -> int | None:
 def test_forked_child_ends_on_a_signal_that_its_parent_handles(number: int) -> None:
     with ignored():
         assert {ended_by(number) for _ in range(20)} == {number}  # it may arrive before the child runs
+
+
+def test_forked_child_ends_on_ctrl_c_that_python_handles(capfd: pytest.CaptureFixture[str]) -> None:
+    with processes.sigint_raises(), ignored():
+        for _ in range(20):
+            pid = os.fork()
+            if pid == 0:
+                with contextlib.suppress(KeyboardInterrupt):
+                    time.sleep(5)
+                os._exit(128 + signal.SIGINT)
+            os.kill(pid, signal.SIGINT)  # it may arrive before the child runs
+            assert os.waitpid(pid, 0)[1] in (signal.SIGINT, (128 + signal.SIGINT) << 8)
+    assert "KeyboardInterrupt" not in capfd.readouterr().err
+
+
+def test_fork_holds_signals_back_only_during_a_run() -> None:
+    def held_back() -> set[int]:
+        signals._before_fork()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        signals._after_fork()
+        return mask & set(STOPPING)
+
+    assert held_back() == set()
+    with ignored():
+        assert held_back() == set(STOPPING)
 
 
 def test_child_forked_by_a_thread_ends_too() -> None:

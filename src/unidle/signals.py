@@ -54,7 +54,8 @@ def ignore_stopping() -> None:
 
 
 def _before_fork() -> None:
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    held_back = STOPPING if _replaced else ()
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
 
 
 def _after_fork() -> None:
@@ -64,7 +65,13 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     while _replaced:
         restore(_replaced[-1])
-    _after_fork()
+    arrived = signal.sigpending()
+    try:
+        _after_fork()
+    except BaseException:  # a handler raises, as Python's does on Ctrl-C; what a hook raises is ignored
+        number = min(arrived & set(STOPPING), default=signal.SIGINT)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
