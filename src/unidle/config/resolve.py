@@ -17,6 +17,7 @@ import yaml
 from unidle.config.config import Config
 from unidle.config.convert import in_brief
 from unidle.config.engine_file import EngineFile
+from unidle.config.fields import section_of
 from unidle.config.files import parse_yaml
 from unidle.config.foreign.files import read_config
 from unidle.config.presets import SITE_EXPLORE, default_preset, load_preset, preset_for_gpu
@@ -169,12 +170,16 @@ def learned_with(text: str) -> dict[str, Any]:
     return {name: flat[name] for name in values}
 
 
-def edited_settings(text: str, config: Config, changes: Sequence[Mapping[str, Any]] = ()) -> str:
+def edited_settings(
+    text: str, config: Config, changes: Sequence[Mapping[str, Any]] = (), *, of_policy: bool = False
+) -> str:
     """What differs in `config` from `learning_settings`, in words: `gamma` is 0.5, not 0.99. Empty if nothing does.
 
-    `changes` are settings that `config` may have instead.
+    `changes` are settings that `config` may have instead. `of_policy`: only what a trained policy may depend on.
     """
     old, new = learned_with(text), config.flat()
+    if of_policy:
+        old = {name: old[name] for name in old if section_of(name) == "recipe" and name not in RECORDED_ON_RESUME}
     changed = [
         name
         for name, value in old.items()

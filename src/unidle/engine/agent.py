@@ -11,6 +11,7 @@ import torch
 
 from unidle.config import Config
 from unidle.config.files import display_path
+from unidle.config.resolve import edited_settings
 from unidle.engine.build import policy_from
 from unidle.engine.checkpoint.checkpoint_file import (
     DamagedCheckpointError,
@@ -21,6 +22,7 @@ from unidle.engine.checkpoint.checkpoint_file import (
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.placement import choose_device
 from unidle.engine.predict import initial_state, pack_observations, unpack_actions, write_masks
+from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.rng import PREDICTION, keyed_generator
 from unidle.spaces.actions import ActionLayout
@@ -32,6 +34,7 @@ class Agent:
 
     def __init__(self, checkpoint: Path, config: Config, network: NetworkFactory | None, device: str = "cpu") -> None:
         state = load_checkpoint(checkpoint, policy_only=True)
+        _refuse_edited_recipe(checkpoint, state, config)
         self.policy, self.obs_layout, self.action_layout = policy_from(state["spaces"], config, network)
         with explain_weight_mismatch():
             self.policy.load_state_dict(state["algo"]["policy"])
@@ -87,6 +90,16 @@ class Agent:
             return taken, None
         states: np.ndarray = after.cpu().numpy()
         return taken, states[0] if size is None else states
+
+
+def _refuse_edited_recipe(checkpoint: Path, state: dict[str, Any], config: Config) -> None:
+    """UsageError if config.yaml now describes another policy, such as one with another activation."""
+    if "settings" not in state:
+        return  # a best.pt of unidle 0.1.0
+    edited = edited_settings(state["settings"], config, of_policy=True)
+    if edited:
+        path = display_path(checkpoint.parent.parent / "config.yaml")
+        raise UsageError(f"{path} was edited, but a policy keeps the recipe it was trained with: {edited}; undo that.")
 
 
 def load_agent(

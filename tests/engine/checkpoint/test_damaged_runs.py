@@ -207,6 +207,24 @@ def test_recipe_edited_in_config_file_is_named_on_resume(run: Path) -> None:
     )
 
 
+def test_recipe_edited_in_config_file_is_named_on_evaluation(run: Path) -> None:
+    edit(run, "activation: tanh", "activation: relu")  # the weights fit, and act differently
+    with pytest.raises(UsageError) as error:
+        unidle.load(run).evaluate(1)
+    assert str(error.value) == (
+        f"{run / 'config.yaml'} was edited, but a policy keeps the recipe it was trained with: `activation` is 'relu', "
+        "not 'tanh'; undo that."
+    )
+    (run / "checkpoints" / "best.pt").unlink()
+    with pytest.raises(UsageError, match="`activation` is 'relu', not 'tanh'"):
+        unidle.load(run).predict([0.0] * 4)
+
+
+def test_run_can_be_evaluated_with_another_seed_in_config_file(run: Path) -> None:
+    edit(run, "seed: 0", "seed: 1")
+    assert unidle.load(run).evaluate(1).returns
+
+
 def test_duration_may_be_edited_in_config_file(run: Path) -> None:
     edit(run, "timesteps: 64", "timesteps: 80")
     assert unidle.resume(run, quiet=True).summary()["step"] == 80

@@ -116,8 +116,14 @@ class Saver:
 
     def save_best(self, folder: RunFolder, weights: dict[str, Any], step: int) -> None:
         """Write the checkpoint to evaluate and predict with: only the policy, as it was at `step`."""
-        policy = {"spaces": spaces_to_plain(self._env_spec), "algo": {"policy": dict(weights)}, "step": step}
-        folder.save_best({**policy, **self._env_statistics()})
+        state = {
+            "settings": learning_settings(self._config),
+            "spaces": spaces_to_plain(self._env_spec),
+            "algo": {"policy": dict(weights)},
+            "step": step,
+            **self._env_statistics(),
+        }
+        folder.save_best(state)
 
     def _env_statistics(self) -> dict[str, Any]:
         found = self._collector.env_statistics()
