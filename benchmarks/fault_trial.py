@@ -1,328 +1,141 @@
-"""Disturbs runs at random, resumes each, and compares it bit for bit with a run that was left alone.
+"""Disturbs runs and damages their files at random; each must end as it should, and lose nothing.
 
-    python benchmarks/fault_trial.py [--tries 24] [--seed 0] [--parallel 2]
+    python benchmarks/fault_trial.py [--part runs|checkpoints|texts] [--first 0] [--tries 24] [--seed 0] [--parallel 2]
 
-Signals (TERM, INT, HUP, USR1, KILL, STOP and CONT) go to the trainer, its process group, a worker or an evaluator: at
-start-up, during training, during a checkpoint and at the end. Output goes to a file, to `tee` that is killed, to
-`head`, to a closed descriptor or to a full disk. A try is *held* if the run ends as it should, nothing of it runs on,
-it resumes to its end, and weights and evaluations are those of the undisturbed run; *differing* if only weights or
-evaluations differ, else *lost*. A worker that was killed restarts its episodes, so these runs are not compared.
+`runs` are disturbed processes (`disturbed_runs.py`), `checkpoints` and `texts` are damaged files
+(`damaged_files.py`). A try is *held* if the run ends as it should, nothing of it runs on, it resumes to its end, and
+weights and evaluations are those of the undisturbed run, or if a damaged file is refused with one sentence or used
+correctly; *lost* if not; *differing* if only results differ. Tries are numbered: a later call adds those from `--first`
+on to the results, and replaces those with the same numbers. Disks are tried only where file systems can be mounted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from machine import provenance, save
+from bad_disks import enter_namespace
+from machine import RESULTS, provenance, save
 
-PROGRAM = str(Path(sys.executable).with_name("unidle"))
-TIMESTEPS = 8192
-COMMON = (
-    f"--env CartPole-v1 --preset classic --n-envs 4 --n-steps 32 --batch-size 32 --n-epochs 2 --net-arch 16 "
-    f"--timesteps {TIMESTEPS} --eval-every 1024 --eval-episodes 4 --checkpoint-every 512"
-).split()
-JOBS = {
-    "in-process": ["--no-subproc"],
-    "workers": ["--subproc", "--workers", "2"],
-    "evaluators": ["--subproc", "--workers", "2", "--eval-workers", "2"],
-    "overlap": ["--subproc", "--workers", "2", "--overlap", "strict"],
-}
-GRACEFUL = ("INT", "TERM", "HUP", "USR1")
-SIGNALS = {
-    "trainer": (*GRACEFUL, "KILL", "STOP"),
-    "group": GRACEFUL,
-    "worker": (*GRACEFUL, "KILL", "STOP"),
-    "evaluator": (*GRACEFUL, "KILL", "STOP"),
-}
-MODULES = {"worker": "unidle.envs.pool.worker", "evaluator": "unidle.engine.evaluate.worker_main"}
-MOMENTS = ("start", "training", "checkpoint", "end")
-OUTPUTS = ("file", "file", "file", "tee", "head", "full", "closed")
-TIMEOUT_S = 90.0  # for a run to end, and to resume
-STOPPED_S = 0.5  # between STOP and CONT
+PARTS = ("runs", "checkpoints", "texts")
+COUNTED = ("tries", "held", "lost", "differing", "loaded_as_something_else", "tracebacks", "hangs")
+SAVE_EVERY = 10  # tries
 
 
-@dataclass(frozen=True)
-class Disturbance:
-    """What happens to one run."""
+def disturbed_runs(flags: argparse.Namespace, can_mount: bool) -> Iterator[dict[str, Any]]:
+    """One record for each try."""
+    from disturbed_runs import attempt, reference_results
 
-    job: str
-    output: str
-    target: str
-    signal: str
-    moment: str
-    delay: float  # seconds after the moment
-
-    @staticmethod
-    def draw(rng: random.Random) -> Disturbance:
-        """Draw one; jobs without workers or evaluators get signals for the trainer only."""
-        job = rng.choice(list(JOBS))
-        targets = ["trainer", "group"] + ["worker"] * (job != "in-process") + ["evaluator"] * (job == "evaluators")
-        target, moment = rng.choice(targets), rng.choice(MOMENTS)
-        longest = {"start": 2.5, "training": 1.0, "checkpoint": 0.02, "end": 1.0}[moment]
-        number = rng.choice(SIGNALS[target])
-        return Disturbance(job, rng.choice(OUTPUTS), target, number, moment, rng.uniform(0, longest))
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether the run must equal an undisturbed one."""
-        return (self.target, self.signal) != ("worker", "KILL")
-
-
-@dataclass
-class Outcome:
-    """How a try ended."""
-
-    lost: str = ""  # what went wrong
-    differs: bool = False
-    tracebacks: int = 0
-    code: int | None = None
+    numbers = range(flags.first, flags.first + flags.tries)
+    references = reference_results(numbers, flags.seed, can_mount=can_mount)
+    with ThreadPoolExecutor(flags.parallel) as executor:
+        for number, (plan, outcome) in zip(
+            numbers, executor.map(lambda each: attempt(each, flags.seed, references, can_mount=can_mount), numbers)
+        ):
+            yield {
+                "number": number,
+                "what": f"{plan.signal} to {plan.target}" if plan.signal else plan.disk,
+                "moment": plan.moment,
+                "output": plan.output,
+                "job": plan.job,
+                "environment": plan.env.rpartition(":")[2],
+                "not compared": not plan.is_compared,
+                "too late": outcome.is_late,
+                "lost": outcome.lost,
+                "differing": outcome.differs,
+                "tracebacks": outcome.tracebacks,
+                "hangs": outcome.lost == "it did not end",
+            }
 
 
-def train(job: str) -> list[str]:
-    """The command of a run called `a`."""
-    return [PROGRAM, "train", *COMMON, *JOBS[job], "--run-name", "a"]
+def damaged_files(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One record for each try."""
+    from damaged_files import attempts
+
+    return attempts(flags.part, range(flags.first, flags.first + flags.tries), flags.seed)
 
 
-def start(
-    folder: Path, command: list[str], output: str
-) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes] | None]:
-    """Start a run in its own process group with that output; returns also the process that reads it."""
-    reader: subprocess.Popen[bytes] | None = None
-    with (folder / "log").open("ab") as log, Path("/dev/full").open("ab") as full:
-        target: Any = {"file": log, "full": full, "closed": None}.get(output)
-        if output in ("tee", "head"):
-            program = ["tee", "-a", "log"] if output == "tee" else ["head", "-n", "3"]
-            reader = subprocess.Popen(program, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-            target = reader.stdin
-        if output == "closed":
-            command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command]
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=target, stderr=target, start_new_session=True, preexec_fn=_default_signals
-        )
-    if reader is not None and reader.stdin is not None:
-        reader.stdin.close()
-    return process, reader
-
-
-def _default_signals() -> None:
-    for name in GRACEFUL:  # under nohup or in a background job some are ignored
-        number = signal.Signals[f"SIG{name}"]
-        signal.signal(number, signal.default_int_handler if name == "INT" else signal.SIG_DFL)
-
-
-def wait_until(condition: Callable[[], Any], process: subprocess.Popen[bytes], seconds: float = TIMEOUT_S) -> None:
-    """Wait for a condition, or the end of the process."""
-    end = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < end and not condition():
-        time.sleep(0.002)
-
-
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The complete records of metrics.jsonl."""
-    path = folder / "runs/a/metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
-
-
-def last_step(folder: Path) -> int:
-    """The step of the last iteration."""
-    done = records(folder, "iteration")
-    return int(done[-1]["step"]) if done else 0
-
-
-def members(group: int) -> dict[int, str]:
-    """The living processes of a group and their command lines."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, member = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(member) == group and state not in "ZX":
-                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
-        except (OSError, ValueError):
-            continue
-    return found
-
-
-def find(group: int, module: str) -> list[int]:
-    """The processes of a group that run that module."""
-    return [pid for pid, command in members(group).items() if module in command]
-
-
-def disturb(plan: Disturbance, folder: Path, process: subprocess.Popen[bytes], rng: random.Random) -> bool:
-    """Wait for the moment and send the signal; whether the run had begun to save by then."""
-    checkpoints = folder / "runs/a/checkpoints"
-    moments: dict[str, Callable[[], Any]] = {
-        "start": lambda: True,
-        "training": lambda: last_step(folder) > 0,
-        "checkpoint": lambda: last_step(folder) > 0 and any(checkpoints.glob("*.tmp")),
-        "end": lambda: last_step(folder) >= 0.8 * TIMESTEPS,
+def batch_of(flags: argparse.Namespace, tries: list[dict[str, Any]], seconds: float, can_mount: bool) -> dict[str, Any]:
+    """The results of one call."""
+    failed = [each for each in tries if any(each.get(name) for name in ("lost", "differing", "tracebacks", "hangs"))]
+    failed += [each for each in tries if each.get("loaded as something else")]
+    counts = {
+        "part": flags.part,
+        "first": flags.first,
+        "tries": len(tries),
+        "held": len(tries) - len({each["number"] for each in failed}),
+        "lost": sum(bool(each["lost"]) for each in tries),
+        "differing": sum(bool(each.get("differing")) for each in tries),
+        "loaded_as_something_else": sum(bool(each.get("loaded as something else")) for each in tries),
+        "tracebacks": sum(bool(each["tracebacks"]) for each in tries),
+        "hangs": sum(bool(each["hangs"]) for each in tries),
     }
-    wait_until(moments[plan.moment], process)
-    time.sleep(plan.delay)
-    has_begun = (checkpoints / "step-000000000000.pt").exists() or last_step(folder) > 0
-    if process.poll() is not None:
-        return has_begun
-    targets = [process.pid]
-    if plan.target in MODULES:
-        wait_until(lambda: find(process.pid, MODULES[plan.target]), process, 5)
-        targets = find(process.pid, MODULES[plan.target])
-    if plan.target == "group":
-        os.killpg(process.pid, signal.Signals[f"SIG{plan.signal}"])
-    elif targets:
-        send(rng.choice(targets), plan.signal)
-    return has_begun
+    kinds = ("what", "moment", "output", "job", "environment", "damage", "outcome")
+    for name in ("not compared", "too late", "through the command line"):
+        if any(name in each for each in tries):
+            counts[name] = sum(bool(each.get(name)) for each in tries)
+    return {
+        **counts,
+        "failures": failed,
+        **{name: dict(Counter(each[name] for each in tries).most_common()) for name in kinds if name in tries[0]},
+        "disks": "tried" if can_mount else "skipped: this machine lets nobody mount one",
+        "seed": flags.seed,
+        "seconds": round(seconds),
+        **provenance(),
+    }
 
 
-def send(pid: int, name: str) -> None:
-    """Send a signal; CONT follows a STOP."""
-    try:
-        os.kill(pid, signal.Signals[f"SIG{name}"])
-        if name == "STOP":
-            time.sleep(STOPPED_S)
-            os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        pass
+def batches_in(folder: Path) -> list[dict[str, Any]]:
+    """The results so far."""
+    path = folder / "fault_trial.json"
+    return list(json.loads(path.read_text()).get("batches", [])) if path.exists() else []
 
 
-def attempt(number: int, seed: int, references: dict[str, Path]) -> tuple[Disturbance, Outcome]:
-    """Disturb one run and resume it."""
-    rng = random.Random(f"{seed} {number}")
-    plan, outcome = Disturbance.draw(rng), Outcome()
-    with tempfile.TemporaryDirectory(prefix="fault-trial-") as name:
-        folder = Path(name)
-        process, reader = start(folder, train(plan.job), plan.output)
-        try:
-            if plan.output == "tee" and reader is not None:
-                wait_until(lambda: last_step(folder) > 0 or plan.moment == "start", process)
-                reader.kill()
-            has_begun = disturb(plan, folder, process, rng)
-            outcome.code = process.wait(TIMEOUT_S)
-            outcome.lost = judge(plan, folder, outcome.code, has_begun) or leftovers(process.pid)
-            if not outcome.lost:
-                resume(plan, folder, references[plan.job], outcome)
-        except subprocess.TimeoutExpired:
-            outcome.lost = "it did not end"
-        finally:
-            for pid in members(process.pid):
-                send(pid, "KILL")
-            if reader is not None:
-                reader.kill()
-                reader.wait()
-        log = folder / "log"
-        outcome.tracebacks = log.read_text(errors="replace").count("Traceback") if log.exists() else 0
-        if outcome.lost or outcome.tracebacks:
-            tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-            print(f"{plan}\n{outcome}\n{tail}", flush=True)
-    return plan, outcome
-
-
-def judge(plan: Disturbance, folder: Path, code: int, has_begun: bool) -> str:
-    """What is wrong with how the disturbed run ended; empty if nothing."""
-    number = signal.Signals[f"SIG{plan.signal}"]
-    stops = plan.target in ("trainer", "group") and plan.signal != "STOP"
-    if code not in ((0, 128 + number, -number) if stops else (0,)):
-        return f"exit code {code}"
-    saved = max((int(path.stem[5:]) for path in (folder / "runs/a/checkpoints").glob("step-*.pt")), default=0)
-    if stops and plan.signal != "KILL" and has_begun and saved < last_step(folder):
-        return f"saved {saved} of {last_step(folder)} steps"
-    return ""
-
-
-def leftovers(group: int) -> str:
-    """Processes of the run that outlive it."""
-    end = time.monotonic() + 5
-    while members(group) and time.monotonic() < end:
-        time.sleep(0.05)
-    return f"still running: {list(members(group).values())}" if members(group) else ""
-
-
-def resume(plan: Disturbance, folder: Path, reference: Path, outcome: Outcome) -> None:
-    """Resume the run to its end and compare it."""
-    has_run = (folder / "runs/a/config.yaml").exists()
-    command = [PROGRAM, "train", "--resume", "runs/a"] if has_run else train(plan.job)
-    process, _ = start(folder, command, "file")
-    if (code := process.wait(TIMEOUT_S)) != 0:
-        outcome.lost = f"resumed with exit code {code}"
-    elif plan.is_compared:
-        outcome.differs = not equals(results(folder), results(reference))
-
-
-def results(folder: Path) -> Any:
-    """The learned state at the end, and the evaluations by step."""
-    from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
-    from unidle.engine.checkpoint.run_folder import RunFolder
-
-    path = RunFolder.open(folder / "runs/a").latest()
-    assert path is not None
-    returns = {record["step"]: record["eval/return_mean"] for record in records(folder, "evaluation")}
-    return [path.name, load_checkpoint(path)["algo"], returns]
-
-
-def equals(a: Any, b: Any) -> bool:
-    """Whether two nested values are equal, tensors bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equals(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(equals, a, b))
-    return bool(a == b)
+def merged(batches: list[dict[str, Any]], new: dict[str, Any]) -> dict[str, Any]:
+    """All results: those of `batches` that `new` does not repeat, and `new`; with totals over all of them."""
+    begin, end = new["first"], new["first"] + new["tries"]
+    kept = [
+        each
+        for each in batches
+        if (each["part"], each["seed"]) != (new["part"], new["seed"])
+        or each["first"] + each["tries"] <= begin
+        or each["first"] >= end
+    ]
+    batches = sorted([*kept, new], key=lambda each: (PARTS.index(each["part"]), each["seed"], each["first"]))
+    totals = {name: sum(each[name] for each in batches) for name in COUNTED}
+    by_part = {part: sum(each["tries"] for each in batches if each["part"] == part) for part in PARTS}
+    return {**totals, "tries_by_part": by_part, "batches": batches}
 
 
 def main() -> None:
-    """Run the trial and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run a part of the trial and add it to the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, default="runs")
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--tries", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of fault_trial.json")
     flags = parser.parse_args()
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fault-trial-") as name:
-        references = {job: Path(name) / job for job in JOBS}
-        for job, folder in references.items():
-            folder.mkdir()
-            process, _ = start(folder, train(job), "file")
-            assert process.wait(TIMEOUT_S) == 0, (folder / "log").read_text()
-        with ThreadPoolExecutor(flags.parallel) as executor:
-            tries = list(executor.map(lambda number: attempt(number, flags.seed, references), range(flags.tries)))
-    lost = [(plan, outcome) for plan, outcome in tries if outcome.lost]
-    differing = [(plan, outcome) for plan, outcome in tries if outcome.differs]
-    counts = {
-        "tries": len(tries),
-        "held": len(tries) - len(lost) - len(differing),
-        "lost": len(lost),
-        "differing": len(differing),
-        "tracebacks": sum(outcome.tracebacks > 0 for _, outcome in tries),
-        "not_compared": sum(not plan.is_compared for plan, _ in tries),
-    }
-    result = {
-        **counts,
-        "failures": [{**asdict(plan), **asdict(outcome)} for plan, outcome in lost + differing],
-        "signals": dict(Counter(f"{plan.signal} to {plan.target}" for plan, _ in tries).most_common()),
-        "moments": dict(Counter(plan.moment for plan, _ in tries)),
-        "outputs": dict(Counter(plan.output for plan, _ in tries)),
-        "jobs": dict(Counter(plan.job for plan, _ in tries)),
-        "seed": flags.seed,
-        "seconds": round(time.monotonic() - began),
-        **provenance(),
-    }
-    print(", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items()))
-    print(save("fault_trial", result))
+    can_mount = flags.part == "runs" and enter_namespace()
+    if flags.part == "runs" and not can_mount:
+        print("Disks are skipped: this machine lets nobody mount one.")
+    began, tries = time.monotonic(), []
+    for each in disturbed_runs(flags, can_mount) if flags.part == "runs" else damaged_files(flags):
+        tries.append(each)
+        if len(tries) % SAVE_EVERY == 0 or len(tries) == flags.tries:
+            batch = batch_of(flags, tries, time.monotonic() - began, can_mount)
+            path = save("fault_trial", merged(batches_in(flags.results), batch), flags.results)
+    print(", ".join(f"{name.replace('_', ' ')} {batch[name]}" for name in COUNTED))
+    print(path)
+    sys.exit(bool(batch["failures"]))
 
 
 if __name__ == "__main__":

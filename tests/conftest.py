@@ -1,4 +1,4 @@
-"""Makes the helper modules of this folder importable and keeps pytest workers from sharing their cores."""
+"""Makes the helpers of this folder and the benchmarks importable, and keeps pytest workers from sharing cores."""
 
 import os
 import shutil
@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: kernels run step by step on the CPU
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 FAKE_DRIVER = Path(__file__).with_name("fake_nvml.c")
 

@@ -1,0 +1,30 @@
+"""A sample of the fault trial: disturbed runs and damaged files lose nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import BENCHMARKS
+
+
+@pytest.mark.parametrize(
+    ("part", "first", "tries"),
+    [
+        ("runs", 0, 1),  # SIGTERM to a run whose environments start programs, while it saves; `tee` was killed
+        ("runs", 41, 1),  # a disk that fills up during training
+        ("checkpoints", 1, 12),
+        ("texts", 1, 19),
+    ],
+)
+def test_sample_of_the_fault_trial_holds(part: str, first: int, tries: int, tmp_path: Path) -> None:
+    numbers = ["--first", str(first), "--tries", str(tries), "--results", str(tmp_path)]
+    command = [sys.executable, str(BENCHMARKS / "fault_trial.py"), "--part", part, *numbers]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (batch,) = json.loads((tmp_path / "fault_trial.json").read_text())["batches"]
+    assert batch["held"] == batch["tries"] == tries
+    assert batch["failures"] == []
