@@ -38,9 +38,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """Write a small file so that a reader sees the old one or the complete new one; returns `path`."""
+    """Write a small file so that a reader sees the old one or the complete new one; returns `path`.
+
+    Half of a surrogate pair, as in the name of a file that is not UTF-8, becomes its escape sequence.
+    """
     with replacing(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
     return path
 
 

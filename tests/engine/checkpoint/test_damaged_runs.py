@@ -261,6 +261,11 @@ def test_damaged_metrics_do_not_block_anything(run: Path) -> None:
         assert all(json.loads(line)["step"] <= 64 for line in path.read_bytes().split(b"\n")[:-1]), what
 
 
+def test_report_shows_text_that_is_not_unicode(run: Path) -> None:
+    edit(run, "run_name: run", 'run_name: "\\ud800"')
+    assert "\\ud800" in write_report(run).read_text()
+
+
 def test_damaged_lines_are_counted_on_resume_and_in_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("metrics.jsonl", "meter.jsonl", "changes.jsonl"):
         with (run / name).open("ab") as file:
