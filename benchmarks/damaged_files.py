@@ -106,7 +106,7 @@ def _prepare(name: str, folder: Path) -> _Job:
     settings = {**JOBS[name], "runs_dir": str(folder / "half"), "run_name": name, "quiet": True}
     with contextlib.redirect_stderr(io.StringIO()):
         unidle.train(settings.pop("env"), timesteps=HALF // 2, seed=len(name), **settings)
-        changes = {"learning_rate": 1e-3, "env_timeout": 200}  # for changes.jsonl
+        changes: dict[str, Any] = {"learning_rate": 1e-3, "env_timeout": 200}  # for changes.jsonl
         half = unidle.resume(folder / "half" / name, timesteps=HALF, quiet=True, **changes)
         with (half.path / "meter.jsonl").open("a") as file:  # too short a run to have any
             file.writelines(_SEGMENT % (HALF * part // 8, part) + "\n" for part in range(1, 9))
