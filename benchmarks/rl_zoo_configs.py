@@ -20,10 +20,11 @@ from machine import provenance, save
 
 from unidle.config.foreign.rl_zoo import PlainLoader
 from unidle.config.resolve import resolve_layers
+from unidle.config.settings import PPORecipe
 from unidle.config.validate import validated
 from unidle.errors import UsageError
 
-ALGORITHMS = {"ppo": "ppo", "ppo_lstm": "ppo", "sac": "sac", "td3": "td3", "dqn": "dqn"}
+ALGORITHMS = ("ppo", "ppo_lstm", "sac", "td3", "dqn")
 OTHERS = ("a2c", "ddpg", "trpo", "tqc", "qrdqn", "ars", "her", "crossq")  # refused as a whole
 
 
@@ -45,7 +46,12 @@ def read(path: Path, entry: str, algo: str | None = None) -> dict[str, Any]:
         config = validated(layers.with_flags({"env": env}), layers.preset_batch_size)
     except UsageError as error:
         return {"refused": str(error).replace(str(path), path.name)}
-    return {"algo": config.recipe.algo, "notes": [note.replace(str(path), path.name) for note in layers.notes]}
+    recipe = config.recipe
+    is_lstm = isinstance(recipe, PPORecipe) and recipe.recurrent == "lstm"
+    return {
+        "algo": recipe.algo + "_lstm" * is_lstm,
+        "notes": [note.replace(str(path), path.name) for note in layers.notes],
+    }
 
 
 def main() -> None:
@@ -62,7 +68,7 @@ def main() -> None:
             if path.exists():
                 others[name] = read(path, next(iter(yaml.load(path.read_text(), PlainLoader))))
     for name, entries in table.items():
-        wrong = [entry for entry, result in entries.items() if result.get("algo", ALGORITHMS[name]) != ALGORITHMS[name]]
+        wrong = [entry for entry, result in entries.items() if result.get("algo", name) != name]
         usable = sum("refused" not in result for result in entries.values())
         print(f"{name}: {usable} of {len(entries)} usable, {len(wrong)} would train another algorithm")
         for entry, result in entries.items():

@@ -472,7 +472,7 @@ def test_arguments_override_config_file_and_file_overrides_preset(tmp_path: Path
     [
         ({"n_env": 2}, "there is no setting `n_env`; did you mean `n_envs`?"),
         ({"n_envs": "many"}, "`n_envs` must be an integer, not 'many'"),
-        ({"batch_size": 33}, "Batch size 33 does not divide n_envs × n_steps = 2 × 16 = 32; use 32"),
+        ({"batch_size": 33}, "Batch size 33 is larger than a rollout, n_envs × n_steps = 2 × 16 = 32; use"),
         ({"preset": "nope"}, "There is no preset `nope`"),
         ({"config": "nope.yaml"}, "There is no file nope.yaml"),
         ({"network": "nowhere:net"}, "Module `nowhere` cannot be found"),

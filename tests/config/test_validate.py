@@ -119,8 +119,8 @@ def test_default_config_is_valid_and_unchanged() -> None:
         ),
         (
             {"n_steps": 100, "batch_size": 128},
-            "Batch size 128 does not divide n_envs × n_steps = 1 × 100 = 100; use 100, --batch-size auto, or a "
-            "multiple of 32 as --n-envs.",
+            "Batch size 128 is larger than a rollout, n_envs × n_steps = 1 × 100 = 100; use a multiple of 32 as "
+            "--n-envs, --batch-size 100, or --batch-size auto.",
         ),
         (
             {"n_steps": 100, "batch_size": 0},

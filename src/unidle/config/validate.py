@@ -190,10 +190,15 @@ def _with_batch_size(recipe: PPORecipe, preset_batch_size: int | None) -> PPORec
         if size < 1 or total % size:
             below, above = nearest_divisors(total, size)
             near = f"{below} or {above}" if below != above else str(below)
+            product = f"n_envs × n_steps = {recipe.n_envs} × {recipe.n_steps} = {total}"
+            multiple = f"a multiple of {max(1, size) // math.gcd(max(1, size), recipe.n_steps)} as --n-envs"
+            if size > total:  # most likely n_envs is missing, as in Isaac Lab's files
+                raise UsageError(
+                    f"Batch size {size} is larger than a rollout, {product}; use {multiple}, --batch-size {near}, or "
+                    "--batch-size auto."
+                )
             raise UsageError(
-                f"Batch size {size} does not divide n_envs × n_steps = "
-                f"{recipe.n_envs} × {recipe.n_steps} = {total}; use {near}, --batch-size auto, or a multiple of "
-                f"{max(1, size) // math.gcd(max(1, size), recipe.n_steps)} as --n-envs."
+                f"Batch size {size} does not divide {product}; use {near}, --batch-size auto, or {multiple}."
             )
     if size == 1 and recipe.normalize_advantage:
         raise UsageError(

@@ -162,6 +162,14 @@ def test_converted_file_on_base_preset_is_valid(read: Read) -> None:
     assert validated(config).recipe.net_arch == (48, 24)
 
 
+def test_batch_size_error_of_file_without_n_envs_names_the_flag(read: Read) -> None:
+    values = read(ISAAC).values
+    config = Config().with_values({"env": "A-v0", **values}, "file")
+    with pytest.raises(UsageError, match=r"larger than a rollout, .* use a multiple of 32 as --n-envs"):
+        validated(config)
+    assert validated(config.with_values({"n_envs": 32}, "command line")).recipe.batch_size == 512
+
+
 def test_missing_n_envs_is_noted(read: Read) -> None:
     assert read(ISAAC).notes == ["`n_envs` is not in the file; using 1, or the --preset's, unless you give --n-envs."]
 
@@ -185,10 +193,9 @@ def test_n_minibatches_uses_n_envs_of_command_line_first(read: Read) -> None:
     assert result.values["batch_size"] == 100 * 24 // 6
 
 
-def test_n_minibatches_without_n_envs_is_ignored_with_note(read: Read) -> None:
-    result = read("n_steps: 24\nn_minibatches: 6\n")
-    assert "batch_size" not in result.values
-    assert any("`n_minibatches` is ignored" in note for note in result.notes)
+def test_n_minibatches_without_n_envs_is_refused(read: Read) -> None:
+    with pytest.raises(UsageError, match=r"my\.yaml gives `n_minibatches` but not `n_envs`, .*; add --n-envs"):
+        read("n_steps: 24\nn_minibatches: 6\n")
 
 
 @pytest.mark.parametrize("value", ["0", "half", "2.5"])

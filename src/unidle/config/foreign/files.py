@@ -177,11 +177,10 @@ class _Conversion:
 
     def _convert_n_minibatches(self, n_minibatches: int, n_envs: int | None) -> None:
         if n_envs is None:
-            self.notes.append(
-                "`n_minibatches` is ignored: the batch size depends on it and on `n_envs`, "
-                "which is unknown; give --n-envs."
+            raise UsageError(
+                f"{self.source} gives `n_minibatches` but not `n_envs`, on which the batch size depends too; "
+                "add --n-envs."
             )
-            return
         total = n_envs * self.values.get("n_steps", 2048)  # SB3's default
         # As in Isaac Lab, this overrides a batch_size in the file.
         self.values["batch_size"] = max(1, total // n_minibatches)
