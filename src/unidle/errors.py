@@ -25,7 +25,7 @@ class TrainingError(Exception):
 
 
 class WriteError(TrainingError):
-    """A file in the run folder cannot be written: `what` is wrong, and what to do."""
+    """A file in the run folder cannot be written: `what` is wrong, and the `remedy`."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(f"{what}; {remedy}." if remedy else what)

@@ -41,7 +41,7 @@ def score(value: float) -> str:
 
 
 def outcome(mean: float, std: float | None, success: float | None) -> str:
-    """A mean return, and what else is known of an evaluation: 234.09 ± 27.65, success 71 %."""
+    """The result of an evaluation, with as much as is known: 234.09 ± 27.65, success 71 %."""
     spread = "" if std is None else f" ± {score(std)}"
     return f"{score(mean)}{spread}" + ("" if success is None else f", success {percent(success)}")
 

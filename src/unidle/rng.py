@@ -32,7 +32,8 @@ def reseed(generator: torch.Generator, *key: int) -> torch.Generator:
 
 _METHODS = ("uniform_", "normal_", "bernoulli_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_")
 _FUNCTIONS = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial")
-_INITIALISERS = ("uniform_", "normal_", "kaiming_uniform_")  # those of torch.nn.init that a mode sees
+# Functions of torch.nn.init that a TorchFunctionMode can intercept.
+_INITIALISERS = ("uniform_", "normal_", "kaiming_uniform_")
 _DRAWS = {
     *(getattr(Tensor, name) for name in _METHODS),
     *(getattr(torch, name) for name in _FUNCTIONS),

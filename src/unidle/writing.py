@@ -13,9 +13,9 @@ from unidle.errors import UsageError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path`, also of a link, once it is complete and on the disk.
+    """Write to a new file, which replaces `path` (or the link there) once it is complete and on the disk.
 
-    After an error there is no new file, and `path` is as it was.
+    After an error, `path` is unchanged.
     """
     # With the process id: two processes that write a report at the same time do not mix theirs up.
     temporary = path.parent / f"{path.stem}.{os.getpid()}.tmp"

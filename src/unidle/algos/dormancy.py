@@ -4,8 +4,8 @@ from __future__ import annotations
 
 DORMANT = "plasticity/critic/dormant"  # name of the metric
 TOO_DORMANT = 0.3  # share of the neurons
-MIN_UPDATES = 10_000  # after fewer, the share says more about the initial weights than about learning
-IN_A_ROW = 2  # evaluations: the share of one varies with the batch
+MIN_UPDATES = 10_000  # before this many updates, the share depends mostly on the initial weights
+IN_A_ROW = 2  # evaluations above the limit before a warning: a single one depends on its batch
 
 
 def dormancy_warning(share: float) -> str:

@@ -29,8 +29,8 @@ class Evaluation:
         """`length` is the length of training sequences; `report` is called if memory runs out."""
         assert isinstance(recipe.batch_size, int)
         self._policy, self._length, self._micro_batches = policy, length, MicroBatches("Evaluation", report)
-        # On a CPU, chunks that fit in its caches. On a GPU each chunk costs launches, so chunks are as large as surely
-        # fits in memory; the memory use of a CNN or a custom network is unknown.
+        # On a CPU, chunks that fit in its caches. On a GPU each chunk costs launches, so chunks are as large as
+        # certainly fits in memory; the memory use of a CNN or a custom network is unknown.
         widths = max(sum(recipe.net_arch), sum(recipe.critic_widths)) + policy.encoder.n_features
         is_known = policy.log_std.is_cuda and policy.encoder.is_float_vector
         self._chunk_rows = max(recipe.batch_size, _MAX_CHUNK_BYTES // (4 * widths) if is_known else 4096)
@@ -82,7 +82,7 @@ class Evaluation:
         return policy.distribution.unpack(packed[:-1], policy.log_std), value.squeeze(-1).contiguous()
 
     def _in_chunks(self, function, *columns: Tensor, rows_each: int = 1) -> Tensor:  # type: ignore[no-untyped-def]
-        """`function` on chunks of the columns, whose entries have `rows_each` rows each, to bound memory use."""
+        """Apply `function` to chunks of columns, to bound memory use; each entry of a column has `rows_each` rows."""
         size = max(1, self._chunk_rows // rows_each)
 
         def work(count: int) -> Tensor:

@@ -64,7 +64,7 @@ class PPOOps:
         self.dispatch = Dispatch(report)
         self.micro_batches = MicroBatches("A minibatch", report)
         evaluation = Evaluation(ppo.policy, recipe, ppo.sequence_length, report)
-        # The references; `_choose` replaces them.
+        # The references; `_choose_numpy` and `choose_triton` replace them.
         self.shuffle: Callable[[int, torch.Generator], Tensor] = permutation
         self.evaluate: Callable[[Rollout], tuple[Tensor, Tensor]] = evaluation.rollout
         self.log_probs: Callable[[ActorCritic, Rollout], Tensor] = evaluation.score

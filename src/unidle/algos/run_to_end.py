@@ -1,4 +1,4 @@
-"""Runs a generator that yields between parts of its work, such as `registry.Algorithm.learning`, to its end."""
+"""Runs a generator that yields between parts of its work, such as `registry.Algorithm.update_in_parts`, to its end."""
 
 from __future__ import annotations
 

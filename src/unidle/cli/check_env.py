@@ -32,7 +32,7 @@ _LIVE_SECONDS, _LINE_SECONDS = 0.2, 5.0  # between two updates, in a terminal an
 
 
 class _Progress:
-    """Shows how far a slow check is, on standard error."""
+    """Shows the progress of a slow check on standard error."""
 
     def __init__(self) -> None:
         self._is_live, self._is_shown = sys.stderr.isatty(), False

@@ -28,8 +28,8 @@ class _DashboardFlags:
     update live. The page loads nothing from the internet, and the server reads no file outside the folder. To save or
     share a run as one file: unidle report runs/my-run --html. Needs the extra `dashboard`.
 
-    Only a browser that has opened the printed address can see the runs: it contains a token, new at every start. Set
-    the environment variable UNIDLE_DASHBOARD_TOKEN for a token of your own.
+    Only a browser that has opened the printed address can see the runs: it contains a token, new at every start. To
+    choose it yourself, set the environment variable UNIDLE_DASHBOARD_TOKEN.
     """
 
     runs: Annotated[Path, tyro.conf.Positional] = Path("runs")
@@ -40,7 +40,7 @@ class _DashboardFlags:
     """Port; 0: any free port."""
     token: str | None = None
     """Access token of at least 16 letters, digits and - _ . ~. All users of this machine can read it in the list of
-    processes; rather set UNIDLE_DASHBOARD_TOKEN."""
+    processes; set UNIDLE_DASHBOARD_TOKEN instead."""
 
 
 def dashboard_command(argv: list[str]) -> None:
@@ -74,5 +74,5 @@ def _token(flag: str | None) -> str | None:
             "leave it out to have a token generated."
         )
     if flag is not None:
-        print(f"--token is visible to all users of this machine; rather set {_TOKEN_VARIABLE}.", file=sys.stderr)
+        print(f"--token is visible to all users of this machine; set {_TOKEN_VARIABLE} instead.", file=sys.stderr)
     return token

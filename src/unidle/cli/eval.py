@@ -28,7 +28,7 @@ class _EvalFlags:
     video: bool = False
     """Record the first episode, with deterministic actions, as video.mp4 in the run folder (extra `video`)."""
     trust: bool = False
-    """Import the code that the config of a run that you did not create names."""
+    """Trust a run that you did not create: import the code named in its config."""
     json: bool = False
     """Print the result as a JSON object."""
 

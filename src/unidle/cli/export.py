@@ -22,7 +22,7 @@ class _ExportFlags:
     onnx: bool = False
     """Write policy.onnx into the run folder (extra `onnx`)."""
     trust: bool = False
-    """Import the code that the config of a run that you did not create names."""
+    """Trust a run that you did not create: import the code named in its config."""
     json: bool = False
     """Print the result as a JSON object."""
 

@@ -1,4 +1,4 @@
-"""What a command returns that a signal stopped."""
+"""The result of a command that was stopped by a signal."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class _TrainFlags(JobFlags):
     """Run folder to resume from its latest checkpoint; of its recipe, only the learning rate may change. auto: the
     run of this name if there is one, else start it: for job scripts that are requeued."""
     trust: bool = False
-    """With --resume: import the code that the config of a run that you did not create names."""
+    """With --resume: trust a run that you did not create, and import the code named in its config."""
     quiet: bool = False
     """Show no progress, only warnings."""
     json: bool = False

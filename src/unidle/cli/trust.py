@@ -1,4 +1,4 @@
-"""Asks whether to import what the config of a run that you did not create names."""
+"""Asks whether to import the code that is named in the config of a run that you did not create."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def is_trusted(folder: Path, settings: Iterable[str], flag: bool) -> bool:
-    """The flag `--trust`; without it, the answer of a user in a terminal if these settings name foreign code."""
+    """Whether to trust the code that these settings name: by the flag, or by asking in a terminal."""
     from unidle.engine.checkpoint.run_folder import RunFolder
     from unidle.engine.checkpoint.trust import untrusted_code
 
@@ -17,7 +17,7 @@ def is_trusted(folder: Path, settings: Iterable[str], flag: bool) -> bool:
     found = untrusted_code(folder, RunFolder.open(folder).config(), settings)
     if not found:
         return False
-    print(f"{folder} was not made by you on this machine. It would import and run:", file=sys.stderr)
+    print(f"{folder} was not created by you on this machine. Its config imports and runs:", file=sys.stderr)
     for name, text in found.items():
         print(f"  {name}: {text}", file=sys.stderr)
     print("Do you trust it? [y/N] ", end="", file=sys.stderr, flush=True)

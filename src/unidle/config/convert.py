@@ -52,7 +52,7 @@ def _number(value: Any, expected: type) -> Any:
 
 
 def describe(expected: Any, none: str) -> str:
-    """Description of type `expected` for an error message; None is called `none`."""
+    """Describe type `expected` in an error message; `none` is the word for None."""
     origin = typing.get_origin(expected)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(option, none) for option in typing.get_args(expected))

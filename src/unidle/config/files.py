@@ -18,7 +18,7 @@ from unidle.errors import UsageError
 MAX_CHARACTERS = 1_000_000  # of a file
 _MAX_DIGITS = 1000  # YAML 1.1 reads 1:30:00 as a number in base 60, in quadratic time
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_MAX_VALUES = 100_000  # after every alias (*name) is replaced by what it stands for
+_MAX_VALUES = 100_000  # with every alias (*name) expanded
 
 
 _STARTED_IN = Path.cwd()
@@ -69,13 +69,13 @@ def parse_yaml(text: str, source: str, loader: type[yaml.SafeLoader] = yaml.Safe
 
 
 def _expanded_size(node: yaml.Node, known: dict[int, float]) -> float:
-    """The number of values in `node`, an alias counted as all that it stands for; infinite if it contains itself."""
+    """The number of values in `node`, with aliases expanded; infinite if it contains itself."""
     if isinstance(node, yaml.ScalarNode):
         if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
             raise ValueError("a number of too many digits")
         return 1
     if id(node) not in known:
-        known[id(node)] = math.inf  # as long as it is open
+        known[id(node)] = math.inf  # while it is being expanded
         parts = chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
         known[id(node)] = 1 + sum(_expanded_size(part, known) for part in parts)
     return known[id(node)]

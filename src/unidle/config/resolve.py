@@ -25,7 +25,8 @@ from unidle.config.settings import Engine
 from unidle.config.validate import validated
 from unidle.errors import UsageError
 
-_N_ENVS_VARIABLE = "NUM_PARALLEL_ENVS"  # environment variable: n_envs of a preset that reproduces published results
+# Environment variable that sets n_envs of a preset that reproduces published results.
+_N_ENVS_VARIABLE = "NUM_PARALLEL_ENVS"
 # Settings that may change on resume: duration, speed and monitoring, but nothing that affects learning.
 _MAY_CHANGE_ON_RESUME = {
     *(f.name for f in fields(Engine)),

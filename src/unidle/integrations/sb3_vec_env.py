@@ -50,7 +50,7 @@ class SubprocVecEnv(VecEnv):
     def reset(self) -> Any:
         """Reset all environments with the seeds and options that were set, once."""
         if self._group.pending is not None:
-            self._group.wait()  # of a step whose result nobody wants
+            self._group.wait()  # for a step whose result was never requested
         everywhere = np.ones(self.num_envs, np.bool_)
         self._group.request_reset(self._seeds, [options or None for options in self._options], everywhere)
         infos = infos_by_env(self._group.wait(), self._group.spans)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unidle.errors import UsageError
 
-_CONTEXT, _WIDTH, _PER_LINK = 32, 64, 4  # features of everything but the links; hidden units; features of each link
+_CONTEXT, _WIDTH, _PER_LINK = 32, 64, 4  # features of the rest of the observation, hidden units, features of each link
 
 
 class LinkNetwork(nn.Module):

@@ -104,7 +104,7 @@ def numpy_acting(policy: ActorCritic | OffPolicyPolicy) -> tuple[act.Outputs, ac
 
 
 def numpy_inputs(policy: ActorCritic | OffPolicyPolicy) -> mlp.Inputs:
-    """What `policy`'s networks get from packed observations."""
+    """How packed observations become the inputs of `policy`'s networks."""
     encoder, layout = policy.encoder, policy.obs_layout
     norm = None
     if encoder.norm is not None:

@@ -1,11 +1,11 @@
-"""Any action space as categorical heads and real dimensions.
+"""Any action space as categorical heads and continuous dimensions.
 
 Every supported action space is a product of two kinds of choice:
 
     Discrete(n)            one head of n categories
     MultiDiscrete(nvec)    one head per entry of nvec, whatever its shape
     MultiBinary(n)         n heads of 2 categories
-    Box                    one real dimension per entry (or, with `--discretize K`, one head of K bins)
+    Box                    one continuous dimension per entry (or, with `--discretize K`, one head of K bins)
     Dict, Tuple            their parts, one after the other
 
 so a flat action is one float32 vector: the heads' categories first, then the reals. Uses only NumPy.
@@ -79,12 +79,12 @@ class ActionLayout:
 
     @property
     def heads(self) -> int:
-        """Number of categorical choices."""
+        """Number of categorical heads."""
         return len(self.nvec)
 
     @property
     def reals(self) -> int:
-        """Number of real dimensions."""
+        """Number of continuous dimensions."""
         return len(self.low)
 
     @property
@@ -98,7 +98,7 @@ class ActionLayout:
         return sum(self.nvec)
 
     def within(self, limit: float) -> ActionLayout:
-        """A copy with bounds: reals without any are within ±`limit`, those with one up to 2 × `limit` from it."""
+        """A copy with bounds: dimensions without bounds get ±`limit`; those with one bound end 2 × `limit` from it."""
         boxes: list[Any] = [part.space for part in self.parts if part.columns.start >= self.heads]
         below = np.concatenate([np.zeros(0, np.bool_), *(box.bounded_below.ravel() for box in boxes)])
         above = np.concatenate([np.zeros(0, np.bool_), *(box.bounded_above.ravel() for box in boxes)])

@@ -49,7 +49,7 @@ class Leaf:
 
 
 def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """(channels, height, width) of an image with channels first, last or none; None if the shape is no image's."""
+    """(channels, height, width) of an image with channels first, last or none; None for other shapes."""
     if len(shape) == 2 and min(shape) >= 8:
         return 1, *shape
     if len(shape) != 3:

@@ -526,7 +526,7 @@ def test_token_flag_warns_that_it_is_visible(tmp_path: Path) -> None:
         assert get(address.port, f"/?{address.query}").status == 200
         server.send_signal(signal.SIGINT)
         _, errors = server.communicate(timeout=10)
-    assert errors == "--token is visible to all users of this machine; rather set UNIDLE_DASHBOARD_TOKEN.\n"
+    assert errors == "--token is visible to all users of this machine; set UNIDLE_DASHBOARD_TOKEN instead.\n"
 
 
 @pytest.mark.parametrize(

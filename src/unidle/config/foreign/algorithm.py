@@ -11,7 +11,7 @@ from unidle.errors import UsageError
 
 _OTHERS = ("a2c", "ars", "crossq", "ddpg", "her", "ppg", "qrdqn", "tqc", "trpo")
 # Settings that only one algorithm has.
-_WORDS = {
+_KEYS = {
     "dqn": {"exploration_fraction", "exploration_initial_eps", "exploration_final_eps"},
     "td3": {"policy_delay", "target_policy_noise", "target_noise_clip"},
     "ppo": {"n_epochs", "clip_range", "clip_range_vf", "target_kl", "n_minibatches"},
@@ -20,7 +20,7 @@ _WORDS = {
     "ars": {"n_delta", "n_top", "delta_std", "alive_bonus_offset"},
     "tqc": {"top_quantiles_to_drop_per_net"},
 }
-_OFF_POLICY_WORDS = {"buffer_size", "learning_starts", "train_freq", "gradient_steps", "tau", "replay_buffer_class"}
+_OFF_POLICY_KEYS = {"buffer_size", "learning_starts", "train_freq", "gradient_steps", "tau", "replay_buffer_class"}
 
 
 def algorithm_of(path: Path, tree: dict[str, Any], chosen: str | None) -> str:
@@ -35,7 +35,7 @@ def algorithm_of(path: Path, tree: dict[str, Any], chosen: str | None) -> str:
         raise UsageError(f"{path} is for {str(found).upper()}; remove --algo {chosen}, or use a file for it.")
     if found or chosen:
         return str(found or chosen)
-    if _OFF_POLICY_WORDS & tree.keys():
+    if _OFF_POLICY_KEYS & tree.keys():
         raise UsageError(f"{path} does not say whether it is for SAC, TD3 or DQN; add --algo sac, td3 or dqn.")
     return "ppo"
 
@@ -54,7 +54,7 @@ def _in_name(path: Path) -> str | None:
 
 
 def _in_settings(tree: dict[str, Any]) -> str | None:
-    found = [algo for algo, words in _WORDS.items() if words & tree.keys()]
+    found = [algo for algo, keys in _KEYS.items() if keys & tree.keys()]
     if len(found) == 1:
         return found[0]
     return "sac" if str(tree.get("ent_coef", "")).startswith("auto") else None

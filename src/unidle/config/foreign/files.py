@@ -51,8 +51,8 @@ def read_config(
     if style == "unidle":
         values, renamings = with_current_names(without_other_algorithms(values))
         conversion.notes += renamings
-    for word, value in values.items():
-        conversion.convert(str(word), value)
+    for key, value in values.items():
+        conversion.convert(str(key), value)
     if entry is not None and rl_zoo.ENV_ID.search(entry):  # not a group such as `atari`
         conversion.values.setdefault("env", entry)
     return conversion.finish(n_envs)
@@ -78,36 +78,36 @@ class _Conversion:
 
     source: str
     style: Style
-    algo: str  # of Stable-Baselines3's file
+    algo: str  # of a Stable-Baselines3 file
     is_zoo: bool = False
     values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    defaults: dict[str, Any] = field(default_factory=dict)  # where the file gives nothing
-    schedule: dict[str, Any] = field(default_factory=dict)  # an off-policy algorithm's, converted together
+    defaults: dict[str, Any] = field(default_factory=dict)  # for settings that the file does not give
+    schedule: dict[str, Any] = field(default_factory=dict)  # of off-policy algorithms, converted together
     per_iteration: dict[str, int] = field(default_factory=dict)  # needs n_envs, so converted last
 
-    def convert(self, word: str, value: Any) -> None:
+    def convert(self, key: str, value: Any) -> None:
         """Convert one setting of the file."""
-        if self.style == "sb3" and self.algo != "ppo" and word in sb3_off_policy.WORDS:
-            self.schedule[word] = value
-        elif word == "target_step" or (word == "n_minibatches" and self.style == "sb3"):
-            self.per_iteration[word] = self._count(word, value)
-        elif self.style == "sb3" and word in sb3.READERS:
-            for name, plain in sb3.READERS[word](value, self.source, self.notes, self.algo).items():
-                if name == "net_arch" and word == "policy":
+        if self.style == "sb3" and self.algo != "ppo" and key in sb3_off_policy.KEYS:
+            self.schedule[key] = value
+        elif key == "target_step" or (key == "n_minibatches" and self.style == "sb3"):
+            self.per_iteration[key] = self._count(key, value)
+        elif self.style == "sb3" and key in sb3.READERS:
+            for name, plain in sb3.READERS[key](value, self.source, self.notes, self.algo).items():
+                if name == "net_arch" and key == "policy":
                     self.defaults[name] = plain
                 else:
-                    self._set(name, word, plain)
-        elif section_of(word):
-            self._set(word, word, value)
-        elif word in elegantrl.RENAMED or (word in _RENAMED and self.style != "unidle"):
-            self._set(_RENAMED[word], word, value)
+                    self._set(name, key, plain)
+        elif section_of(key):
+            self._set(key, key, value)
+        elif key in elegantrl.RENAMED or (key in _RENAMED and self.style != "unidle"):
+            self._set(_RENAMED[key], key, value)
         elif self.style == "unidle":
-            raise UsageError(unknown_key(word, self.source))
+            raise UsageError(unknown_key(key, self.source))
         elif self.style == "sb3":
-            sb3.refuse(word, value, self.source)
+            sb3.refuse(key, value, self.source)
         else:
-            sb3.note_ignored(word, value, self.notes)
+            sb3.note_ignored(key, value, self.notes)
 
     def finish(self, n_envs: int | None) -> ConvertedConfig:
         """The result, once every setting is converted."""
@@ -145,21 +145,21 @@ class _Conversion:
             )
             self.values["batch_size"] = total
 
-    def _set(self, name: str, word: str, value: Any) -> None:
+    def _set(self, name: str, key: str, value: Any) -> None:
         value = coerce(name, value, self.source)
         if self.values.setdefault(name, value) != value:
             raise UsageError(
-                f"{self.source}: `{word}` sets `{name}` to {value}, but another line sets it to {self.values[name]}; "
+                f"{self.source}: `{key}` sets `{name}` to {value}, but another line sets it to {self.values[name]}; "
                 "keep one."
             )
 
-    def _count(self, word: str, value: Any) -> int:
+    def _count(self, key: str, value: Any) -> int:
         try:
             count = int(coerce("n_steps", value, self.source))  # any integer setting has the right type
         except UsageError:
             count = 0
         if count < 1:
-            raise UsageError(f"{self.source}: `{word}` must be a positive integer, not {value!r}.")
+            raise UsageError(f"{self.source}: `{key}` must be a positive integer, not {value!r}.")
         return count
 
     def _convert_target_step(self, target_step: int, n_envs: int | None) -> None:

@@ -38,7 +38,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "clip_reward": (10.0,),
     "n_steps": (None, 1),
 }
-# Settings that change nothing that is learned: what is printed and logged, and where data are stored.
+# Settings that do not affect learning: printing, logging, and where data is stored.
 _NOT_LEARNING = {
     *("verbose", "tensorboard_log", "stats_window_size", "log_interval", "progress_bar", "monitor_kwargs"),
     *("optimize_memory_usage", "vec_env_class", "vec_env_kwargs"),
@@ -57,17 +57,17 @@ _REASONS = {
 }
 
 
-def refuse(word: str, value: Any, source: str, inside: str = "") -> None:
+def refuse(key: str, value: Any, source: str, inside: str = "") -> None:
     """UsageError for a setting that unidle does not have, unless its value has no effect."""
-    if word in _NOT_LEARNING or value in _WITHOUT_EFFECT.get(word, ()):
+    if key in _NOT_LEARNING or value in _WITHOUT_EFFECT.get(key, ()):
         return
-    reason = _REASONS.get(word, "unidle has no such setting")
-    raise UsageError(f"{source}: `{inside}{word}: {value}` is not supported: {reason}; remove it to train without.")
+    reason = _REASONS.get(key, "unidle has no such setting")
+    raise UsageError(f"{source}: `{inside}{key}: {value}` is not supported: {reason}; remove it to train without.")
 
 
-def note_ignored(word: str, value: Any, notes: list[str]) -> None:
+def note_ignored(key: str, value: Any, notes: list[str]) -> None:
     """Add a message about a setting of ElegantRL that unidle does not have."""
-    notes.append(f"`{word}` has no equivalent in unidle and is ignored.")
+    notes.append(f"`{key}` has no equivalent in unidle and is ignored.")
 
 
 def is_linear(value: Any) -> bool:
@@ -161,7 +161,7 @@ def _policy_kwargs(value: Any, source: str, notes: list[str], algo: str) -> dict
             values["n_critics"] = option
         elif name == "ortho_init" and algo == "ppo":
             values["ortho_init"] = option
-        elif name in sb3_optimizer.WORDS:
+        elif name in sb3_optimizer.KEYS:
             values |= sb3_optimizer.optimizer(options, source, algo)
         elif name == "enable_critic_lstm":
             notes.append(f"`enable_critic_lstm: {option}`: in unidle actor and critic share one LSTM.")
@@ -258,16 +258,16 @@ READERS: dict[str, Reader] = {
 # Names that identify such a file.
 MARKS = {
     *RENAMED,
-    *(word for word in READERS if not section_of(word)),
+    *(key for key in READERS if not section_of(key)),
     "n_minibatches",
     "use_sde",
     "frame_stack",
     "optimize_memory_usage",
-    *(word for word in sb3_off_policy.WORDS if not section_of(word)),
+    *(key for key in sb3_off_policy.KEYS if not section_of(key)),
 }
 
 
-def _plain(word: str, value: Any, source: str) -> Any:
+def _plain(key: str, value: Any, source: str) -> Any:
     """`value`, evaluated if it is Python text such as "dict(net_arch=[64, 64])"."""
     if not isinstance(value, str):
         return value
@@ -275,7 +275,7 @@ def _plain(word: str, value: Any, source: str) -> Any:
         return _value_of(ast.parse(value.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise UsageError(
-            f"{source}: `{word}` contains Python code, which unidle does not run; "
+            f"{source}: `{key}` contains Python code, which unidle does not run; "
             "write plain values, such as dict(net_arch=[64, 64])."
         ) from None
 

@@ -23,11 +23,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 _TRAIN_FREQ = {"sac": 1, "td3": 1, "dqn": 4}
 # Read together by `schedule`.
-WORDS = ("train_freq", "gradient_steps", "target_update_interval", "noise_type", "noise_std")
+KEYS = ("train_freq", "gradient_steps", "target_update_interval", "noise_type", "noise_std")
 
 
 def schedule(algo: str, given: dict[str, Any], n_envs: int, source: str) -> dict[str, Any]:
-    """Unidle's settings for the words of `WORDS` in `given`."""
+    """Unidle's settings for the keys in `KEYS` in `given`."""
     train_freq = given.get("train_freq", _TRAIN_FREQ[algo])
     if isinstance(train_freq, (list, tuple)) and len(train_freq) == 2 and train_freq[1] == "step":
         train_freq = train_freq[0]
@@ -65,8 +65,8 @@ def _noise(algo: str, given: dict[str, Any], source: str) -> dict[str, Any]:
     return {"exploration_noise": deviation}
 
 
-def _count(word: str, value: Any, source: str) -> int:
-    count: int = coerce("n_steps", value, f"{source}: `{word}`")
+def _count(key: str, value: Any, source: str) -> int:
+    count: int = coerce("n_steps", value, f"{source}: `{key}`")
     if count < 1:
-        raise UsageError(f"{source}: `{word}` is {value}; it must be at least 1.")
+        raise UsageError(f"{source}: `{key}` is {value}; it must be at least 1.")
     return count

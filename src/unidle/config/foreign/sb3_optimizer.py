@@ -8,7 +8,7 @@ from typing import Any
 from unidle.config.settings import OptimizerName
 from unidle.errors import UsageError
 
-WORDS = ("optimizer_class", "optimizer_kwargs")
+KEYS = ("optimizer_class", "optimizer_kwargs")
 _RENAMED = {
     "eps": "adam_eps",
     "betas": "adam_betas",
@@ -21,8 +21,8 @@ _TORCH_EPS, _SB3_EPS = 1e-8, 1e-5
 
 
 def optimizer(given: dict[str, Any], source: str, algo: str) -> dict[str, Any]:
-    """Unidle's settings for the words of `WORDS` in `given`, which are `policy_kwargs`."""
-    if not any(word in given for word in WORDS):
+    """Unidle's settings for the keys in `KEYS` in `given`, which are `policy_kwargs`."""
+    if not any(key in given for key in KEYS):
         return {}
     name, kwargs = str(given.get("optimizer_class", "Adam")), given.get("optimizer_kwargs")
     kind = name.rpartition(".")[2].lower()  # th.optim.AdamW
@@ -36,15 +36,15 @@ def optimizer(given: dict[str, Any], source: str, algo: str) -> dict[str, Any]:
         # Stable-Baselines3's PPO sets the epsilon only of Adam without any arguments.
         is_default = algo == "ppo" and kind == "adam" and kwargs is None
         values["adam_eps"] = _SB3_EPS if is_default else _TORCH_EPS
-    for word, value in (kwargs or {}).items():
-        if word in _RENAMED:
-            values[_RENAMED[word]] = value
-        elif value and word not in _ONLY_SPEED:
-            _refuse(f"optimizer_kwargs.{word}", value, source, "unidle has no such setting")
+    for key, value in (kwargs or {}).items():
+        if key in _RENAMED:
+            values[_RENAMED[key]] = value
+        elif value and key not in _ONLY_SPEED:
+            _refuse(f"optimizer_kwargs.{key}", value, source, "unidle has no such setting")
     return values
 
 
-def _refuse(word: str, value: Any, source: str, reason: str) -> None:
+def _refuse(key: str, value: Any, source: str, reason: str) -> None:
     raise UsageError(
-        f"{source}: `policy_kwargs.{word}: {value}` is not supported: {reason}; remove it to train without."
+        f"{source}: `policy_kwargs.{key}: {value}` is not supported: {reason}; remove it to train without."
     )

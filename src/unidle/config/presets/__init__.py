@@ -38,7 +38,7 @@ class Preset:
         return config.with_values({**self.values, "preset": self.name}, f"preset {self.name}")
 
     def memory(self) -> int:
-        """Estimated bytes of RAM it needs: torch, and a worker process per core."""
+        """Estimated bytes of memory it needs: torch, and a worker process per core."""
         return (1_000 + 200 * self.cores) * 2**20
 
     def fits(self, cores: int, memory: int) -> bool:
