@@ -214,7 +214,7 @@ def test_wrong_shapes_are_one_sentence() -> None:
 def test_parts_of_a_batch_must_have_the_same_length() -> None:
     run = trained(lambda: Sampled(spaces.Dict(a=BOX, b=BOX), spaces.Discrete(2)))
     for other in (np.zeros(3), np.zeros((3, 3))):
-        with pytest.raises(unidle.UsageError, match="some of its parts are batches of other sizes than others"):
+        with pytest.raises(unidle.UsageError, match="its parts are batches of different sizes"):
             run.predict({"a": np.zeros((2, 3)), "b": other})
 
 

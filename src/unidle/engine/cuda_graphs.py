@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unidle.engine.callbacks import RunGpu
 
-EAGERLY = "could not be captured as a CUDA graph and runs eagerly"  # as it is reported
+EAGERLY = "could not be captured as a CUDA graph and runs eagerly"  # the wording of the message
 _MEMORY_RETRIES = 3  # captures that start over after running out of memory
 _WARM_UPS = 3  # libraries initialise in the first calls, which must not be captured
 
@@ -174,7 +174,7 @@ def _end_allocation(device: torch.device, pool: tuple[int, int]) -> None:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether `error`, or one that it followed, is that memory ran out."""
+    """Whether `error`, or an error that led to it, is an out-of-memory error."""
     return error is not None and (isinstance(error, torch.OutOfMemoryError) or _is_out_of_memory(error.__context__))
 
 

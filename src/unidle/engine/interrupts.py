@@ -38,5 +38,5 @@ class Interrupts:
 
 
 def _is_ours(number: int) -> bool:
-    """Whether to handle a signal: SIGHUP stays ignored under nohup, and a handler of the user's stays for SIGUSR1."""
+    """Whether to handle a signal: under nohup SIGHUP stays ignored, and the user's own SIGUSR1 handler is kept."""
     return number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is signal.SIG_DFL

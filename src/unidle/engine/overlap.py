@@ -90,7 +90,7 @@ class SliceSchedule:
         return taken
 
     def by_rollout(self, slices: list[int]) -> list[tuple[int, list[int]]]:
-        """These slices grouped by the rollout they are in, the oldest first; quick, because mostly that is one."""
+        """These slices grouped by the rollout they are in, the oldest first; fast for the usual single group."""
         rollouts = set(map(self.rollout.__getitem__, slices))
         if len(rollouts) == 1:
             return [(rollouts.pop(), slices)]

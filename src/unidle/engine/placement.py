@@ -1,6 +1,6 @@
 """Where and how a run computes: device, precision, worker processes, slices.
 
-Only the precision changes what is learned.
+Of these, only the precision changes what is learned.
 """
 
 from __future__ import annotations

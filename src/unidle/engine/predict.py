@@ -39,7 +39,7 @@ def _batch_size(layout: ObservationLayout, observation: Any) -> int | None:
             raise ValueError(f"its shape is {shape}, not {leaf.shape}, or ({batched}) for a batch")
         sizes.add(None if shape == leaf.shape else shape[0])
     if len(sizes) > 1:
-        raise ValueError("some of its parts are batches of other sizes than others")
+        raise ValueError("its parts are batches of different sizes")
     return sizes.pop()
 
 

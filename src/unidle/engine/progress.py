@@ -52,5 +52,5 @@ def evaluation_rank(evaluation: dict[str, Any]) -> tuple[float, float]:
 
 
 def _rank(value: Any) -> float:
-    """The number itself; -inf for NaN, and for what a damaged metrics.jsonl may have in its place."""
+    """The number itself; -inf for NaN, and for other values that a damaged metrics.jsonl may have."""
     return value if isinstance(value, (int, float)) and value == value else -math.inf

@@ -56,7 +56,7 @@ def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, 
 
 
 def start_notes(config: Config, env_spec: EnvSpec) -> list[str]:
-    """Warnings about settings that rarely are what the user wants."""
+    """Warnings about settings that are rarely what the user wants."""
     run, batch, notes = config.run, config.recipe.total_batch, []
     for name, flag in (("NormalizeObservation", "--normalize-obs"), ("NormalizeReward", "--normalize-reward")):
         if name in env_spec.carriers:

@@ -110,7 +110,7 @@ def test_foreign_run_is_not_imported(
     else:
         errors = capsys.readouterr().err.splitlines()
         assert (code, len(errors)) == (2, 1)
-        assert "was not made by you on this machine" in errors[0]
+        assert "was not created by you on this machine" in errors[0]
         assert "hostile:" in errors[0]
         assert "--trust" in errors[0]
     assert not was_imported()

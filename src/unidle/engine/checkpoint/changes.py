@@ -43,13 +43,11 @@ def record_changes(
     changed = {name: (old[name], new[name]) for name in new if new[name] != old[name]}
     recipe = {name: new[name] for name in RECORDED_ON_RESUME if name in changed}
     if say is not None and recipe:
-        words = " and ".join(
-            f"{name} {_in_words(name, new[name])} (was {_in_words(name, old[name])})" for name in recipe
-        )
+        words = " and ".join(f"{name} {_as_text(name, new[name])} (was {_as_text(name, old[name])})" for name in recipe)
         say(f"From step {step:,} on, this run continues with {words}.")
     if recipe or (step and list(changed) not in ([], ["timesteps"])):
         change = ", ".join(
-            f"{name} {_in_words(name, was)} → {_in_words(name, now)}" for name, (was, now) in changed.items()
+            f"{name} {_as_text(name, was)} → {_as_text(name, now)}" for name, (was, now) in changed.items()
         )
         record = {"step": step, "seconds": seconds, "change": change}
         if "kernels" in changed:
@@ -72,7 +70,7 @@ def _settings_in(record: dict[str, Any]) -> dict[str, Any]:
     return {n: settings[n] for n in RECORDED_ON_RESUME if n in settings} if isinstance(settings, dict) else {}
 
 
-def _in_words(name: str, value: Any) -> str:
+def _as_text(name: str, value: Any) -> str:
     """The value as a user writes it."""
     if value is None:
         return word_for_none(name)

@@ -30,7 +30,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class DamagedCheckpointError(UsageError):
-    """A file that is not what unidle wrote: another checkpoint may still be sound."""
+    """A checkpoint file that is not as unidle wrote it; another checkpoint may be intact."""
 
 
 class _Hashing:
@@ -94,7 +94,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, policy_on
         raise UsageError(f"{shown} cannot be read ({error.strerror}); make it readable.") from None
     except Exception as error:
         if is_signed:
-            raise  # its content is sound: there may be too little memory
+            raise  # its content is intact: there may be too little memory
         why = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
         raise DamagedCheckpointError(f"{shown} is not a checkpoint, or is damaged ({why}); use another one.") from None
     if found == _FORMAT or (policy_only and found in _WRITTEN_BY):

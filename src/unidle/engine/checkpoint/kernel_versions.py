@@ -1,4 +1,4 @@
-"""Which kernels a run uses: the last bits of its weights depend on them."""
+"""Identifies the kernels of a run: the last bits of its weights depend on them."""
 
 from __future__ import annotations
 

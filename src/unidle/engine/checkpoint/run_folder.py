@@ -103,7 +103,7 @@ class RunFolder:
                 raise UsageError(f"Another process is training in {display_path(self.path)}; wait for it, or stop it.")
             sleep(_LOCK_TIMEOUT_S / 20)
         for incomplete in (*self.checkpoints.glob("*.tmp"), *self.path.glob("*.[0-9]*.tmp")):
-            with suppress(OSError):  # what cannot be removed is reported if it is in the way of a write
+            with suppress(OSError):  # a file that cannot be removed is reported by the write that it blocks
                 incomplete.unlink()  # left by a process that was killed; no other process writes here now
 
     def unlock(self) -> None:
@@ -134,10 +134,10 @@ class RunFolder:
         return saved[-1] if saved else None
 
     def load_latest(self, say: Callable[[str], None]) -> dict[str, Any] | None:
-        """The state in the newest sound checkpoint; None if none was saved.
+        """The state in the newest intact checkpoint; None if none was saved.
 
         Damaged ones are renamed, with a message: they must not count as kept. UsageError if all are damaged, or if
-        config.yaml was edited since in what affects learning.
+        settings in config.yaml that affect learning were edited since.
         """
         damaged: list[Path] = []
         for path in reversed(self.saved()):
@@ -170,7 +170,7 @@ class RunFolder:
             )
 
     def policies(self) -> list[Path]:
-        """The checkpoints to evaluate or predict with, the one to prefer first: the best, then the latest ones."""
+        """The checkpoints to evaluate or predict with, in order of preference: the best, then the latest ones."""
         found = [self.best] if self.best.exists() else []
         found += reversed(self.saved())
         if not found:

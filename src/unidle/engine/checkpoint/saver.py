@@ -46,7 +46,7 @@ class Saver:
         self._progress, self.clock, self.kernels = progress, clock, kernels
         self._say = say
         self._writer = BackgroundWriter()
-        self._can_lose_one = False  # the latest checkpoint of this process was written, so the next one may fail
+        self._next_may_fail = False  # the latest checkpoint of this process was written, so the next one may fail
         self._began = self._saved_at = perf_counter()  # of the latest checkpoint
         self._save_seconds = 0.0
 
@@ -84,7 +84,7 @@ class Saver:
         folder.save(state, step, self._config.run.keep_checkpoints)
         self._saved_at = perf_counter()
         self._save_seconds = self._saved_at - self._began
-        self._can_lose_one = True
+        self._next_may_fail = True
 
     def check(self) -> None:
         """Raise WriteError if a checkpoint could not be written, and neither could the one before.
@@ -92,15 +92,15 @@ class Saver:
         A single failure is reported, and training continues: the next checkpoint may succeed.
         """
         error = self._writer.take_error()
-        if isinstance(error, WriteError) and self._can_lose_one:
-            self._can_lose_one = False
+        if isinstance(error, WriteError) and self._next_may_fail:
+            self._next_may_fail = False
             self._say(f"{error.what}; training continues. If the next checkpoint cannot be written either, it ends.")
         elif error is not None:
             raise error
 
     def finish(self) -> None:
         """Wait until the latest checkpoint is on the disk; WriteError if it cannot be written."""
-        self._can_lose_one = False
+        self._next_may_fail = False
         self._writer.wait()
         self.check()
 

@@ -15,7 +15,7 @@ _MAX_SHARE = 0.5  # of the free memory, for a copy
 def snapshot(state: Any) -> Any:
     """A copy of a checkpoint's state: its tensors, lists and dicts."""
     if isinstance(state, Tensor):
-        # A clone of a view has only what it shows: torch.save would write the whole storage.
+        # A clone of a view has only the elements in view; torch.save would write the view's whole storage.
         return state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()
     if isinstance(state, dict):
         return type(state)((name, snapshot(value)) for name, value in state.items())

@@ -50,7 +50,7 @@ def named_code(config: Config) -> dict[str, str]:
 
 
 def sign(folder: Path, config: Config, settings: Iterable[str] = _SETTINGS) -> None:
-    """Trust the code that `settings` of a run name, from now on."""
+    """From now on, trust the code named in these `settings` of a run."""
     signatures = {name: _signature(config, name) for name in named_code(config) if name in settings}
     if not signatures:
         return
@@ -75,8 +75,8 @@ def require_trust(folder: Path, config: Config, settings: Iterable[str], trust: 
     if found and not trust:
         names = " and ".join(f"{name} {text}" for name, text in found.items())
         raise UsageError(
-            f"{display_path(folder)} was not made by you on this machine, and it would import and run the {names}; if "
-            "you trust it, add --trust (in Python: trust=True)."
+            f"{display_path(folder)} was not created by you on this machine, and it would import and run the {names}; "
+            "if you trust it, add --trust (in Python: trust=True)."
         )
     sign(folder, config, found)
 

@@ -25,7 +25,7 @@ from unidle.rng import NOISE, keyed_generator
 from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, STORAGE, DeviceClock, Timeline
 
 _Result = TypeVar("_Result")
-NODES_PER_STEP = 80  # of a graph, about
+NODES_PER_STEP = 80  # CUDA-graph nodes, roughly
 _INEXACT = (
     "The environment does not return the final observation of truncated episodes: "
     "their value is bootstrapped from the observation before it."
@@ -92,7 +92,7 @@ class DeviceCollector:
         return [*self._state.values(), self._obs, *episodes, self._step_index, *self._final_obs.carried_state]
 
     def close(self) -> None:
-        """Close the environments, where they need closing."""
+        """Close the environments, if they have `close`."""
         if hasattr(self._env, "close"):
             self._env.close()
 
@@ -177,7 +177,7 @@ class DeviceCollector:
         self._step = try_compiled
 
     def _choose_kernel(self) -> Callable[[], Tensor] | None:
-        """The kernel that fills a whole rollout, if there is one and its first step agrees with the environment's."""
+        """The kernel that fills a whole rollout, if there is one whose first step agrees with the environment's."""
         try:
             from unidle.engine.collect.rollout_kernel import rollout_kernel
         except ImportError:  # torch comes without Triton on some platforms
@@ -194,7 +194,7 @@ class DeviceCollector:
         return self.dispatch.choose("Rollout", None, build, self._verify_kernel, unsupported)
 
     def _verify_kernel(self, kernel: Callable[[], Tensor] | None) -> None:
-        """RuntimeError unless the kernel's first step is the environment's."""
+        """RuntimeError unless the kernel's first step equals the environment's."""
         from unidle.engine.collect.rollout_kernel import check_first_step  # not where there is no Triton
 
         assert kernel is not None

@@ -11,7 +11,7 @@ from unidle.buffers.rollout import Rollout
 
 
 class CapturedFinalObs:
-    """For steps in a CUDA graph: as many places as truncations that can happen in a rollout, filled by masks."""
+    """For steps in a CUDA graph: preallocated for the most truncations a rollout can have, and filled by masks."""
 
     def __init__(self, rollout: Rollout, episode_limit: int | None) -> None:
         (steps, n_envs), obs_bytes, device = rollout.shape, rollout.obs.shape[-1], rollout.obs.device
@@ -46,7 +46,7 @@ class CapturedFinalObs:
 
 
 class SimulatorFinalObs:
-    """For simulators, whose episodes may be truncated at any step: keeps all and selects at the end."""
+    """For simulators, whose episodes may be truncated at any step: keeps every observation and selects at the end."""
 
     def __init__(self, rollout: Rollout) -> None:
         self._rollout = rollout

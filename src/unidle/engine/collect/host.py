@@ -225,7 +225,7 @@ class HostCollector:
             timeline.add_device_work(INFERENCE, slot.inference.device_ns)
         self.envs.send(slices)
         self._in_flight += len(slices)
-        slot.staging.actions[where] = self.envs.block.actions[where[1]]  # the environments only read them meanwhile
+        slot.staging.actions[where] = self.envs.block.actions[where[1]]  # environments only read their actions
 
     def _receive(self, slices: list[int]) -> None:
         """Mark these slices' outcomes as still to be stored."""
@@ -233,7 +233,7 @@ class HostCollector:
             self._pending.append((self._slot(rollout), self._where(group)))
 
     def _flush(self) -> None:
-        """Store received outcomes; always before their slices, or a state, are sent to the environments."""
+        """Store received outcomes, before their slices are sent again or environments are asked for their states."""
         for slot, where in self._pending:
             slot.staging.store(self.envs.block, where, self._recurrent_starts)
         self._pending.clear()
@@ -322,8 +322,8 @@ class HostCollector:
 def _min_ready(envs: HostEnvs, *, on_gpu: bool) -> int:
     """How many slices must be ready before acting for them.
 
-    A quarter, so that some are stepped while others wait for inference. But on a CPU, inference takes as long as many
-    quick steps, also for a few environments because of its full batch shape: then it waits for all slices.
+    A quarter, so that the others are stepped during inference. On a CPU with quick environments all, because one
+    inference takes as long as many of their steps, and as long for a few environments as for all.
     """
     slices = len(envs.bounds)
     seconds = envs.env_spec.step_seconds * envs.n_envs / slices

@@ -67,9 +67,9 @@ def rollout_kernel(
 
 
 def check_first_step(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """RuntimeError unless the kernel's first step, tensors [env, ..], is the environment's up to rounding."""
+    """RuntimeError unless the kernel's first step, tensors [env, ..], equals the environment's up to rounding."""
     agree = torch.stack([_agree(ours, theirs) for ours, theirs in zip(found, expected)]).all(0)
-    # TF32 products differ slightly, and now and then that decides between two actions.
+    # TF32 products differ slightly, which occasionally decides between two actions.
     if int((~agree).sum()) > max(1, _MAX_MISMATCH * len(agree)):
         raise RuntimeError("the kernel's first step differs from the environment's")
 

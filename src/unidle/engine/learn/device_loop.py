@@ -23,7 +23,7 @@ from unidle.envs.device.device_env import DeviceEnv, traits_of
 from unidle.rng import NOISE, SHUFFLE, reseed
 from unidle.timeline import LEARN, DeviceClock, Timeline
 
-_MAX_NODES = 20_000  # of an iteration's graph, whose capture then takes seconds, once
+_MAX_NODES = 20_000  # of an iteration's graph; capturing it takes seconds, once
 _BURST_SECONDS = 0.1
 _MAX_ITERATIONS = 1000  # in a burst
 
