@@ -1,6 +1,5 @@
 """State that wrappers carry from one episode to the next: to replay an episode, they need it as it was at its start.
-
-Known are the running statistics of Gymnasium's wrappers. Any other wrapper may have `state_dict` and `load_state_dict`.
+The statistics of Gymnasium's wrappers are supported, and any wrapper that has `state_dict` and `load_state_dict`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from unidle.envs.vector.host_envs import make_vector_envs
 from unidle.errors import wrap_errors
 
 _STEPS = 1000
-_REPEATED_SHARE = 4  # of the steps, one in so many is repeated in the environment that took them
+_REPEATED_SHARE = 4  # one in this many steps is repeated in the same environment
 _N_ENVS = 4  # for EnvPool; other vector environments have a fixed number
 _WIDE = 100  # observations and rewards should have a scale of about 1
 _SEED = 1
@@ -72,7 +72,7 @@ class _Counter:
 def _check_single(
     maker: EnvMaker, env_spec: EnvSpec, steps: int, on_step: Callable[[int], None]
 ) -> tuple[Record, list[str]]:
-    """Play in an environment, in a second one, and again in the first one, which by then has a past."""
+    """Play in one environment, in a second one, and again in the first one, which has had episodes by then."""
     with contextlib.closing(maker()) as env:
         first = play(env, env_spec, steps, _SEED, on_step)
         with contextlib.closing(maker()) as other:
@@ -81,7 +81,7 @@ def _check_single(
             return first, [_not_repeated(difference)]
         again = play(env, env_spec, steps // _REPEATED_SHARE, _SEED, on_step)
     unsaved = surviving(first.attributes, again.attributes)
-    return first, _about_the_past(first.difference(again), unsaved, env_spec.carriers)
+    return first, _dependence_on_past_episodes(first.difference(again), unsaved, env_spec.carriers)
 
 
 def _check_vector(
@@ -102,7 +102,9 @@ def _not_repeated(difference: str) -> str:
     )
 
 
-def _about_the_past(difference: str | None, unsaved: tuple[str, ...], carriers: tuple[str, ...]) -> list[str]:
+def _dependence_on_past_episodes(
+    difference: str | None, unsaved: tuple[str, ...], carriers: tuple[str, ...]
+) -> list[str]:
     """What to say of state that survives `reset`: whether episodes depend on it, and whether it is saved."""
     save = "give its class state_dict() and load_state_dict(), so that runs resume exactly."
     if unsaved:

@@ -59,7 +59,7 @@ class HostEnvs(Protocol):
 
 @runtime_checkable
 class StatisticsHolder(Protocol):
-    """HostEnvs whose wrappers normalise with running means, which belong into checkpoints and evaluations."""
+    """HostEnvs whose wrappers normalise with running means, which checkpoints and evaluations need."""
 
     def statistics(self) -> dict[str, Any]:
         """The running means; empty if there are none."""

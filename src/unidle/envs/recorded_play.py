@@ -21,7 +21,7 @@ from unidle.spaces.tree import describe_path
 
 @dataclass
 class Record:
-    """What is kept of some steps: the memory does not grow with the size of observations."""
+    """A record of some steps, whose size does not depend on the size of observations."""
 
     hashes: list[bytes] = field(default_factory=list)  # of the first observation, and of those of each step
     rewards: list[tuple[float, ...]] = field(default_factory=list)  # of each step: one per environment
@@ -40,7 +40,7 @@ class Record:
                 self.widest[name] = float(found)
 
     def difference(self, other: Record) -> str | None:
-        """The first difference to another record of the same actions; the shorter one decides how far to look."""
+        """The first difference to another record of the same actions, up to the end of the shorter one."""
         for step, (mine, its) in enumerate(zip(self.hashes, other.hashes)):
             if mine != its:
                 return f"the observation after step {step}" if step else "the first observation"

@@ -25,7 +25,7 @@ class EnvSpec:
     on_device: bool = False  # a batched environment of tensors on the policy's device
     ignores_masks: bool = False  # masks that the environment gives are not used
     carriers: tuple[str, ...] = ()  # wrappers whose state survives an episode and is saved (see carried_state.py)
-    has_time_limit: bool = True  # False: nothing is known that truncates its episodes
+    has_time_limit: bool = True  # False: no time limit was found
     unsaved: tuple[str, ...] = ()  # attributes that survive an episode and are not saved
 
 

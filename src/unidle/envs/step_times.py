@@ -1,4 +1,4 @@
-"""How long the steps of an environment take, from a few of them."""
+"""Measures how long the steps of an environment take."""
 
 from __future__ import annotations
 

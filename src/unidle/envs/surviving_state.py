@@ -18,7 +18,7 @@ _MAX_BYTES = 1 << 16
 def plain_attributes(env: gymnasium.Env) -> dict[str, Any]:
     """Numbers, texts, arrays and the lengths of collections that an environment and its wrappers have as attributes.
 
-    Without those of well-known packages, and of classes that save their state.
+    Leaves out attributes of well-known packages, and of classes that save their state.
     """
     found = {}
     for layer in layers(env):

@@ -135,7 +135,7 @@ class History:
 
 
 def read_history(folder: Path, say: Callable[[str], None] | None = None) -> History:
-    """Read the history of a run folder; raises UsageError if it is not one. `say` is told of damaged lines."""
+    """Read the history of a run folder; UsageError if it is not one. `say` receives a message about damaged lines."""
     tree, records = read_yaml(run_config_file(folder)), read_records(folder / "metrics.jsonl", say)
     return history_of(folder, tree, records, read_records(folder / "changes.jsonl"))
 
@@ -166,7 +166,7 @@ def number(record: Record, key: str) -> float | None:
         return None
 
 
-def evaluation_in_words(record: Record, *, spread: bool = True) -> str:
+def evaluation_text(record: Record, *, spread: bool = True) -> str:
     """Return an evaluation as text: mean return, optionally its `spread`, and success rate."""
     std, success = number(record, "eval/return_std") if spread else None, number(record, "eval/success")
     return outcome(float(record["eval/return_mean"]), std, success)

@@ -456,7 +456,7 @@ def test_deterministic_env_is_resumed_by_replay(start_pool: Make) -> None:
     ]
     points[2] = replace(points[2], obs=obs[0])  # not the result of these actions
     other = make()
-    assert other.resume(points) == [None, None, Difference("the observation after step 2 was another", is_lost=True)]
+    assert other.resume(points) == [None, None, Difference("the observation after step 2 differed", is_lost=True)]
     assert np.array_equal(other.block.obs[:2], obs[:2])
     assert other.block.episode.tolist() == [1, 1, 2]
     for each in (pool, other):
@@ -482,7 +482,7 @@ def test_nondeterministic_env_resumes_with_next_episode(start_pool: Make) -> Non
     assert pool.resume(points) == [
         Difference("its pages are not fetched again", is_lost=True),
         None,
-        Difference("its first observation was another", is_lost=True),
+        Difference("its first observation differed", is_lost=True),
     ]
     assert positions(pool) == [
         expected_position(FIRST_INDEX, 1, 0),

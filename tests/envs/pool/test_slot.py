@@ -211,7 +211,7 @@ def test_nondeterministic_env_resumes_with_next_episode() -> None:
     play(slot, block, actions)
     resumed, resumed_block = make_slot(Nondeterministic)
     point = OpenEpisode(4, actions, np.ones(3, np.float32), block.obs[0].copy())
-    assert resumed.resume(point) == Difference("the observation after step 3 was another", is_lost=True)
+    assert resumed.resume(point) == Difference("the observation after step 3 differed", is_lost=True)
     assert resumed.episode == resumed_block.episode[0] == 5
     play(resumed, resumed_block, actions)  # stepping continues
 

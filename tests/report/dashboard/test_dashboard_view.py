@@ -18,7 +18,7 @@ from unidle.meter.attribution.idle_time import CAUSES
 from unidle.report.dashboard.figures import energy
 from unidle.report.dashboard.runs import whole_view
 from unidle.report.dashboard.segments import Segment, downsampled, joules_so_far, merge, segment_of
-from unidle.report.dashboard.verdict import NOT_METERED, parts_in_words, verdict
+from unidle.report.dashboard.verdict import NOT_METERED, parts_text, verdict
 
 
 def parsed(record: dict[str, Any]) -> Segment:
@@ -149,12 +149,12 @@ def test_verdict_without_gpu_describes_trainer_thread() -> None:
     assert verdict(None) == NOT_METERED
 
 
-def test_parts_in_words_describes_rollouts_and_learning() -> None:
-    assert parts_in_words(parsed(segment(1))) == (
+def test_parts_text_describes_rollouts_and_learning() -> None:
+    assert parts_text(parsed(segment(1))) == (
         "20 % at 125 W in rollouts, 100 % at 208 W in learning, 40 % at 150 W overall"
     )
     incomplete = segment(1, parts={"rollout": {"share": 1.0, "busy": None, "watts": None}}, readings={})
-    assert parts_in_words(parsed(incomplete)) == "– in rollouts, 40 % overall"
+    assert parts_text(parsed(incomplete)) == "– in rollouts, 40 % overall"
 
 
 def test_energy_uses_a_suitable_unit() -> None:

@@ -1,7 +1,7 @@
 """Less frequent garbage collection while hundreds of episodes are open.
 
-By default Python searches for reference cycles after a few hundred allocations: here every step or two, for a tenth of
-the time, and it finds almost none.
+By default Python searches for reference cycles after a few hundred allocations: here that is every step or two, takes a
+tenth of the time, and finds almost none.
 """
 
 from __future__ import annotations

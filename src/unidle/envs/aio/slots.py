@@ -142,7 +142,7 @@ class AsyncSlots:
             if lost
             else None
             if np.array_equal(now, point.obs)
-            else Difference("its first observation was another", is_lost=True)
+            else Difference("its first observation differed", is_lost=True)
             for now, point, lost in zip(obs, points, has_steps)
         ]
 

@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """What a device environment guarantees; without an attribute `traits`, all of it."""
+    """What a device environment guarantees; an environment without an attribute `traits` guarantees all of it."""
 
     capture_safe: bool = True  # a step uses only torch, on fixed tensors, so a CUDA graph can replay it
     resumable: bool = True  # the returned state is complete, so a checkpoint can restore it

@@ -338,7 +338,7 @@ class ProcessPool:
         return self._receive_all(timeout)
 
     def _repeat_all(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        """`_call_all`, repeated in workers that replaced one which died."""
+        """`_call_all`, repeated in each worker that replaced a dead one."""
         values = self._call_all(name, arguments, self._timeout)
         for number, argument in enumerate(arguments):
             while values[number] is _DIED:
@@ -388,7 +388,7 @@ class ProcessPool:
 
 
 def split_envs(n_envs: int, workers: int, slices: int) -> list[list[tuple[int, int]]]:
-    """Divide env ids evenly into the slices (first, end) of each worker; the one with most of them is the slowest."""
+    """Divide env ids evenly into the slices (first, end) of each worker: the one with most environments is slowest."""
     shares = np.array_split(np.arange(n_envs), workers)
     cut = [np.array_split(share, min(slices, len(share))) for share in shares]
     return [[(int(part[0]), int(part[-1]) + 1) for part in share] for share in cut]

@@ -185,8 +185,8 @@ class EnvSlot:
     def resume(self, point: OpenEpisode) -> Difference | None:
         """Restore an open episode from its state or by replaying its actions; None if nothing differs.
 
-        If a replay does not end at the same observation, start the next episode. If only a reward differs, go on with
-        the episode.
+        If a replay does not end at the same observation, start the next episode. If only a reward differs, continue the
+        episode.
         """
         self.skip_checks()  # checked before the checkpoint
         state = point.state or {}
@@ -202,7 +202,7 @@ class EnvSlot:
         if self.episode == point.episode and np.array_equal(self._block.obs[self.env_id], point.obs):
             return Difference(difference, is_lost=False) if difference else None
         self.start_episode(point.episode + 1)
-        return Difference(difference or f"the observation after step {len(point.actions)} was another", is_lost=True)
+        return Difference(difference or f"the observation after step {len(point.actions)} differed", is_lost=True)
 
     def _replay(self, point: OpenEpisode) -> str | None:
         """Replay the actions; returns the first difference in rewards and length."""

@@ -41,7 +41,7 @@ class ObsBatch:
 
     env_ids: np.ndarray  # [k] indices in the vector environment
     observations: Any  # structured like the space, each leaf [k, …]
-    mask_of: Callable[[int], Any]  # the mask of the k-th, if there is one in info
+    mask_of: Callable[[int], Any]  # the mask of environment k, if info has one
 
 
 @dataclass

@@ -175,7 +175,7 @@ class VectorHostEnvs:
 
     def statistics(self) -> Statistics:
         """The running means in wrappers around the vector environment."""
-        return self._vectors[0].statistics()  # there are several only of EnvPool, which has no wrappers
+        return self._vectors[0].statistics()  # only EnvPool has several, and it has no wrappers
 
     def load_statistics(self, state: Statistics, *, freeze: bool = False) -> None:
         """Continue from `statistics`."""

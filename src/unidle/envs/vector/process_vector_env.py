@@ -213,7 +213,7 @@ def _layout(space: spaces.Space) -> list[Any]:
 
 
 def _difference(number: int, mode: ObservationMode, *, alike: bool) -> str:
-    """The message about an environment with other spaces; its words are Gymnasium's, for programs that look at them."""
+    """The message about an environment with other spaces, worded as in Gymnasium, for programs that match it."""
     who = f"Environment {number} and environment 0 have different spaces"
     if alike:
         return f"{who}: the action spaces differ; make them all the same."

@@ -43,7 +43,7 @@ class NoFixedSizeError(UsageError, CustomSpaceError, ValueError):
 
 
 class WorkerGroup:
-    """Environments in a few worker processes, and the request that is with them."""
+    """Environments in a few worker processes, and their pending request."""
 
     def __init__(
         self, env_fns: Sequence[Callable[[], gymnasium.Env]], workers: int | None, mode: AutoresetMode

@@ -33,7 +33,7 @@ def minimum_gradient(
 ) -> np.ndarray:
     """The gradient with respect to these columns of the input, given that with respect to min Q [B]; q is [E, B].
 
-    Each critic goes back through the rows in which it is the minimum, which is together one pass instead of E.
+    Each critic backpropagates the rows in which it is the minimum: in total one pass instead of E.
     """
     is_minimum = q == q.min(0)
     d_q = is_minimum * (d_minimum / is_minimum.sum(0, dtype=np.float32))  # as in torch, equal ones share; NaN stays NaN

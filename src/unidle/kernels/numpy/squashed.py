@@ -12,7 +12,7 @@ from unidle.spaces.distributions import LOG_SQRT_2PI, LOG_STD_RANGE
 
 @dataclass
 class SquashedSample:
-    """Actions of n samples, and how they came about."""
+    """Actions of n samples, and what their backward pass needs."""
 
     actions: np.ndarray  # [n, reals] tanh(mean + std × noise)
     log_probs: np.ndarray  # [n]

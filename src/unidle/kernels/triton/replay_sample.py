@@ -179,7 +179,7 @@ def gather(
 
 
 def sample_cells_by_task(uniform: Tensor, shift: Tensor, added: Tensor, ring_size: int) -> Tensor:
-    """[B] cells, equally many of each task, as `buffers.multitask.TaskReplay.draw`."""
+    """[B] cells, equally many of each task, as `buffers.multitask.TaskReplay.sample_cells`."""
     batch_size = len(uniform)
     cells = torch.empty(batch_size, dtype=torch.long, device=uniform.device)
     sizes = {"B": batch_size, "TASKS": len(added), "RING_SIZE": ring_size, "BM": _SAMPLES}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from unidle.formatting import duration, percent, score, short_number
 from unidle.report.dashboard.segments import Segment
-from unidle.report.history import History, Record, evaluation_in_words, number
+from unidle.report.history import History, Record, evaluation_text, number
 
 UNKNOWN = "–"
 _UNITS = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
@@ -67,7 +67,7 @@ def _machine_figures(whole: Segment | None) -> list[list[str]]:
 
 
 def _best(record: Record | None) -> str:
-    return UNKNOWN if record is None else evaluation_in_words(record, spread=False)
+    return UNKNOWN if record is None else evaluation_text(record, spread=False)
 
 
 def _mean_return(record: Record | None) -> str:

@@ -53,7 +53,7 @@ def verdict(whole: Segment | None) -> str:
     return f"GPU busy {percent(busy)}; of the idle {percent(idle)}, {_listed(causes, _CAUSES, 2, ('went to', 'to'))}."
 
 
-def parts_in_words(whole: Segment) -> str:
+def parts_text(whole: Segment) -> str:
     """15 % at 125 W in rollouts, 95 % at 208 W in learning, 35 % overall."""
     if whole.gpu is None:
         return ""
@@ -66,7 +66,7 @@ def parts_in_words(whole: Segment) -> str:
 
 
 def _listed(shares: Mapping[str, float], words: Mapping[str, str], most: int, links: tuple[str, str]) -> str:
-    """Return the largest share, and further ones worth naming, as a list in words."""
+    """Return the largest share, and other large ones, as text."""
     largest = sorted(shares, key=lambda name: -shares[name])[:most]
     named = [name for name in largest if name == largest[0] or shares[name] >= _MIN_SECOND_CAUSE]
     items = [f"{percent(shares[name])} {links[name != named[0]]} {words.get(name, name)}" for name in named]

@@ -11,7 +11,7 @@ from typing import Any
 from unidle.formatting import duration, percent
 from unidle.report.dashboard.figures import format_or_dash, key_figures
 from unidle.report.dashboard.segments import Segment, downsampled, joules_so_far, merge, segments_of_metrics
-from unidle.report.dashboard.verdict import parts_in_words, verdict
+from unidle.report.dashboard.verdict import parts_text, verdict
 from unidle.report.history import History, Record, number
 from unidle.report.page.axis import running_mean, thinned_indices
 
@@ -136,7 +136,7 @@ def _parts(whole: Segment | None) -> View | None:
         ]
         for name, part in whole.parts.items()
     ]
-    return {"sentence": parts_in_words(whole), "rows": rows}
+    return {"sentence": parts_text(whole), "rows": rows}
 
 
 def _timeline(drawn: Sequence[Segment]) -> View:

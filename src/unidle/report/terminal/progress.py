@@ -23,7 +23,7 @@ from rich.text import Text
 
 from unidle.formatting import apportion, duration, faults, percent, score, short_number
 from unidle.report.gpu_use import GpuUse
-from unidle.report.history import Record, evaluation_in_words, fault_counts, main_time_shares, number, task_success
+from unidle.report.history import Record, evaluation_text, fault_counts, main_time_shares, number, task_success
 from unidle.report.terminal.messages import Messages
 from unidle.report.terminal.summary import print_facts
 
@@ -191,17 +191,17 @@ class Display:
             f"{self._progress:>5}",
             f"step {short_number(step, 4)} of {short_number(self._total)}",
             f"return {score(value)}" if (value := number(self._record, "rollout/return_mean")) is not None else None,
-            f"best evaluation {evaluation_in_words(self._best, spread=False)}" if self._best else None,
+            f"best evaluation {evaluation_text(self._best, spread=False)}" if self._best else None,
             f"{short_number(rate)} steps/s" if rate else None,
             f"faults {count}" if (count := sum(fault_counts(self._record).values())) else None,
-            self._time_in_words(" ") or None,
+            self._time_text(" ") or None,
             f"GPU {gpu}" if (gpu := self._gpu.text) else None,
             f"{elapsed} elapsed" if (elapsed := self._elapsed) else None,
             self._left,
         ]
         return Text("  ".join(part for part in parts if part))
 
-    def _time_in_words(self, between: str) -> str:
+    def _time_text(self, between: str) -> str:
         """Return environment 60 % inference 10 % …, which sum to 100 %."""
         shares = apportion(main_time_shares(self._record))
         return between.join(f"{part} {share} %" for part, share in shares.items() if share)
@@ -260,7 +260,7 @@ class Display:
 
 def _at(record: Record) -> str:
     """Return an evaluation as text: 234.09 ± 27.65, success 71 % at 800k."""
-    return f"{evaluation_in_words(record)} at {short_number(record['step'])}"
+    return f"{evaluation_text(record)} at {short_number(record['step'])}"
 
 
 def _tasks(record: Record) -> str:

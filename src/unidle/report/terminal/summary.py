@@ -10,7 +10,7 @@ from rich.text import Text
 from unidle.config.files import display_path
 from unidle.formatting import apportion, duration, faults, score, short_number
 from unidle.report.gpu_use import read_gpu_use
-from unidle.report.history import Record, evaluation_in_words, read_history
+from unidle.report.history import Record, evaluation_text, read_history
 
 
 def print_facts(console: Console, facts: dict[str, str]) -> None:
@@ -49,4 +49,4 @@ def print_summary(
 def _evaluation(record: Record | None) -> str | None:
     if record is None:
         return None
-    return f"{evaluation_in_words(record)} at step {short_number(record['step'])}"
+    return f"{evaluation_text(record)} at step {short_number(record['step'])}"

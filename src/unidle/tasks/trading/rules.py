@@ -62,7 +62,7 @@ class Rules:
     ruin: float = 0.5
     """Fraction of the initial cash below which an episode terminates."""
     reward_scale: float = 100.0
-    """With 100, a reward of 1 is a gain of about one per cent."""
+    """With 100, a reward of 1 is a gain of about 1 %."""
 
     def __post_init__(self) -> None:
         if self.actions not in ("continuous", "discrete"):

@@ -53,7 +53,7 @@ class Page:
     url: str  # after redirects
     status: int = 0  # 0: no response
     failure: Failure | None = None
-    why: str = ""  # the failure in words
+    why: str = ""  # the reason of the failure, as text
     body: bytes = b""  # decompressed; empty after a failure
     content_type: str = ""  # text/html
     charset: str = ""  # from the header

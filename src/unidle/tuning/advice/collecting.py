@@ -9,8 +9,8 @@ from unidle.config import Recipe
 from unidle.formatting import percent, short_time
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.advice.finding import (
+    MIN_SPEEDUP,
     NOTICEABLE,
-    WORTH,
     Advice,
     Finding,
     engine_advice,
@@ -204,7 +204,7 @@ def no_overlap(facts: Facts) -> Finding | None:
     if facts.profile.overlap == "strict" or facts.profile.on_device:
         return None
     speedup = overlap_speedup(facts.profile, facts.config.engine)
-    if speedup is None or speedup < WORTH:
+    if speedup is None or speedup < MIN_SPEEDUP:
         return None
     text = "collect while learning, with weights that are one update old"
     return Finding(

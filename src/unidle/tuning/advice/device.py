@@ -11,8 +11,8 @@ from unidle.formatting import percent, short_time
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.advice.finding import (
     IN_TRAINING,
+    MIN_SPEEDUP,
     NOTICEABLE,
-    WORTH,
     Advice,
     Finding,
     predicted_gain,
@@ -32,7 +32,7 @@ def graphs_off(facts: Facts) -> Finding | None:
     if not profile.on_gpu or engine.graphs or profile.graphed is None:
         return None
     faster = predicted_gain(facts, dataclasses.replace(engine, graphs=True))
-    if faster is None or faster < WORTH:
+    if faster is None or faster < MIN_SPEEDUP:
         return None
     return Finding(
         "small batches",
@@ -133,7 +133,7 @@ def tf32_off(facts: Facts) -> Finding | None:
 def _tf32_tried(facts: Facts, learning: float) -> Finding | None:
     """Return the finding if TF32 was measured."""
     faster = speedup_without(facts.saved_by_tf32)
-    if faster < WORTH:
+    if faster < MIN_SPEEDUP:
         return None
     # With a replay buffer on the host, the GPU may wait for batches, so the gain can be smaller.
     where = " from a replay buffer on the GPU" if facts.replay_on_host else ""

@@ -18,7 +18,7 @@ from unidle.tuning.advice.facts import Facts
 from unidle.tuning.job import is_valid
 from unidle.tuning.pipeline_model import predicted_speedup
 
-WORTH = 1.1  # predicted speed-ups below this are within the prediction error
+MIN_SPEEDUP = 1.1  # predicted speed-ups below this are within the prediction error
 BY_PROBES, IN_TRAINING = "by probes", "in training"  # where a finding's numbers come from
 NOTICEABLE = 0.05  # smaller shares of time are not reported
 
@@ -98,7 +98,7 @@ def engine_advice(text: str, values: dict[str, Any], speedup: float | None) -> A
 
 def if_worthwhile(advice: Advice) -> tuple[Advice, ...]:
     """Return the advice if its predicted speed-up is worth it."""
-    return (advice,) if advice.speedup is not None and advice.speedup >= WORTH else ()
+    return (advice,) if advice.speedup is not None and advice.speedup >= MIN_SPEEDUP else ()
 
 
 def speedup_without(share: float) -> float:

@@ -9,8 +9,8 @@ from unidle.formatting import percent, short_time
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.advice.finding import (
     IN_TRAINING,
+    MIN_SPEEDUP,
     NOTICEABLE,
-    WORTH,
     Advice,
     Finding,
     engine_advice,
@@ -29,7 +29,7 @@ def torch_threads(facts: Facts) -> Finding | None:
     profile, engine = facts.profile, facts.config.engine
     alone = dict(profile.learning_by_threads).get(1)
     faster = _with_one_thread(facts)
-    if alone is not None and faster >= WORTH:
+    if alone is not None and faster >= MIN_SPEEDUP:
         return Finding(
             "too many threads",
             weight_of_root_cause(facts.learning),
@@ -58,7 +58,7 @@ def small_batches(facts: Facts) -> Finding | None:
     overhead = profile.update_overhead
     if overhead is None or overhead < _MUCH_OVERHEAD or facts.learning < NOTICEABLE:
         return None
-    if _with_one_thread(facts) >= WORTH:  # the overhead comes from the threads
+    if _with_one_thread(facts) >= MIN_SPEEDUP:  # the overhead comes from the threads
         return None
     assert isinstance(recipe.batch_size, int)
     update = profile.pace.learning / profile.updates
@@ -138,7 +138,9 @@ def use_the_cpu(facts: Facts) -> Finding | None:
         return None  # the gain would come from stepping differently
     engine = facts.config.engine
     faster = predicted_gain(facts, dataclasses.replace(engine, device="cpu"))
-    if faster is None or faster < max(WORTH, predicted_gain(facts, dataclasses.replace(engine, graphs=True)) or 0.0):
+    if faster is None or faster < max(
+        MIN_SPEEDUP, predicted_gain(facts, dataclasses.replace(engine, graphs=True)) or 0.0
+    ):
         return None
     return Finding(
         USE_THE_CPU,

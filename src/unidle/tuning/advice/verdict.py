@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from unidle.formatting import percent
 from unidle.tuning.advice import collecting, device, learning
 from unidle.tuning.advice.facts import Facts
-from unidle.tuning.advice.finding import BY_PROBES, WORTH, Advice, Finding, ranked, with_valid_flags
+from unidle.tuning.advice.finding import BY_PROBES, MIN_SPEEDUP, Advice, Finding, ranked, with_valid_flags
 
 NO_FASTER_SETTINGS = "no faster settings"
 CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
@@ -57,7 +57,7 @@ def verdict_on(facts: Facts) -> Verdict:
     found.sort(key=lambda finding: -finding.weight)
     engine, recipe = ranked(found, "engine"), ranked(found, "recipe")
     top = found[0] if found else None
-    helps = any(a.flags and a.speedup is not None and not a.at_most and a.speedup >= WORTH for a in engine)
+    helps = any(a.flags and a.speedup is not None and not a.at_most and a.speedup >= MIN_SPEEDUP for a in engine)
     if top is None or (top.cause == learning.LEARNER_BOUND and not helps):
         share = percent(facts.learning)
         reason = f"learning takes {share} of the time"
