@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -40,6 +41,15 @@ class PhaseClock:
         self._phase, self._since = phase, now
         return ended
 
+    @property
+    def current(self) -> int:
+        """The phase that the clock is in."""
+        return self._phase
+
+
+running: dict[int, Timeline] = {}
+"""The timeline of the run in each thread. The sampler of `unidle watch` reads it, in its own thread."""
+
 
 class Timeline(PhaseClock):
     """The phases of the trainer's thread and, while recording, when the GPU worked for which phase."""
@@ -49,6 +59,7 @@ class Timeline(PhaseClock):
         self.on_device: deque[Interval] = deque(maxlen=capacity)
         """The GPU's work, by phase."""
         self.is_recording = False
+        self._begun_ns = self._since
 
     def start_recording(self) -> None:
         """Discard recorded intervals and record from now on, until `is_recording` is set to False."""
@@ -59,7 +70,21 @@ class Timeline(PhaseClock):
     def begin(self) -> None:
         """Reset the totals: time before this call counts towards no phase."""
         self.totals_ns = [0] * len(PHASES)
-        self._phase, self._since = OTHER, perf_counter_ns()
+        self._begun_ns = perf_counter_ns()
+        self._phase, self._since = OTHER, self._begun_ns
+        running[get_ident()] = self
+
+    def end(self) -> None:
+        """The run is over."""
+        self.enter(OTHER)
+        running.pop(get_ident(), None)
+
+    def totals_now_ns(self) -> list[int]:
+        """Nanoseconds per phase, the open phase included; any thread may call it."""
+        totals, phase, since = [*self.totals_ns], self._phase, self._since
+        if sum(totals) == since - self._begun_ns:  # otherwise this interrupted `enter`, which has counted it already
+            totals[phase] += perf_counter_ns() - since
+        return totals
 
     def add_device_work(self, phase: int, nanoseconds: int) -> None:
         """Record that the GPU has just worked this long for `phase`, while the host waited."""

@@ -21,6 +21,10 @@ class RunClock:
         self._timeline.begin()
         self._began = perf_counter()
 
+    def end(self) -> None:
+        """The run is over."""
+        self._timeline.end()
+
     def wall(self) -> float:
         """Seconds in total."""
         return self._wall_before + (0.0 if self._began is None else perf_counter() - self._began)

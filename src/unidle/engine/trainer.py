@@ -146,6 +146,7 @@ class Trainer:
         self._announce()
         self._clock.begin()
         with contextlib.ExitStack() as end:  # in reverse, each also if another fails
+            end.callback(self._clock.end)
             end.callback(self._saver.close)
             end.callback(self._display.on_end)
             end.callback(self._log.close)

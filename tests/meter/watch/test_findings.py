@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from unidle.meter.sensors.lifetime import LifetimeStats
 from unidle.meter.sensors.reading import Sample
 from unidle.meter.watch.findings import Findings, analyse
+from unidle.meter.watch.places import place_of
 from unidle.meter.watch.samples import Frame, KernelActivity, Process, Stack
-from unidle.meter.watch.stacks import activity, display_function
+from unidle.meter.watch.stacks import activity
 from unidle.meter.watch.verdict import CAUSES, verdict_on
 
 SECOND = 10**9
@@ -36,7 +37,7 @@ ALL = [MAIN, STEP, THINK, COLLECT, TRAIN, FORWARD, BACKWARD, IMPORT, SAVE, BOOTS
 
 def stack(*frames: Frame, wall: float = 1.0, busy: float = 1.0, known: float = 0.0, active: float = 0.0) -> Stack:
     """A stack given from the outermost frame; `busy` is its share of time on a core."""
-    return Stack(0, 1, tuple(reversed(frames)), wall, wall * busy, 0.0, known, active)
+    return Stack(0, tuple(reversed(frames)), wall, wall * busy, 0.0, known, active)
 
 
 def process(
@@ -62,7 +63,7 @@ def life(*samples: tuple[float, float]) -> LifetimeStats:
 @pytest.mark.parametrize(
     ("frames", "expected_activity", "expected_function"),
     [
-        ((MAIN, COLLECT, STEP, THINK), "environment", "Game.step"),
+        ((MAIN, COLLECT, STEP, THINK), "environment", "Game.think"),
         ((MAIN, COLLECT, STEP, FORWARD), "environment", "Game.step"),
         ((MAIN, COLLECT, FORWARD), "inference", "OnPolicyAlgorithm.collect_rollouts"),
         ((MAIN, COLLECT), "rollout (other)", "OnPolicyAlgorithm.collect_rollouts"),
@@ -80,7 +81,9 @@ def test_activity_and_function_of_a_stack(
     frames: tuple[Frame, ...], expected_activity: str, expected_function: str
 ) -> None:
     assert activity(stack(*frames), False) == expected_activity
-    assert display_function(stack(*frames)) == expected_function
+    place = place_of([stack(*frames)], expected_activity)
+    assert place is not None
+    assert place.function == expected_function
 
 
 shares = st.floats(0, 1)
@@ -137,7 +140,7 @@ def test_busy_is_time_share_times_active_share() -> None:
     assert findings.disagreement == pytest.approx(0.1)
     verdict = verdict_on(findings)
     assert verdict.cause == "environment computes"
-    assert verdict.sentence.startswith("GPU idle 67 %: 90 % of that in `Game.step` (environment)")
+    assert verdict.sentence.startswith("GPU idle 67 %: 90 % of that in `Game.step` (environment, game.py)")
 
 
 def test_without_windows_startup_is_idle_and_other_rows_share_the_mean() -> None:
@@ -171,7 +174,7 @@ def test_driver_readings_give_busy_and_idle_per_row() -> None:
     idle = {"environment": 0.3 * 0.96, "inference": 0.2 * 0.8, "learning": 0.3 * 0.1, "start-up and exit": 0.2}
     assert findings.idle == pytest.approx(idle)
     # With one mean for all rows, learning would be as idle as stepping.
-    assert verdict_on(findings).sentence.startswith("GPU idle 60 %: 60 % of that in `Game.step` (environment)")
+    assert verdict_on(findings).sentence.startswith("GPU idle 60 %: 60 % of that in `Game.step` (environment, game.py)")
 
 
 def test_cause_is_largest_row_and_unknown_forward_pass_counts_as_learning() -> None:
@@ -301,6 +304,19 @@ def test_many_native_threads_on_few_cores_are_reported() -> None:
     contended = [replace(worker(stack(STEP, wall=10.0)), tasks=16, cpu_seconds=20.0) for _ in range(4)]
     contended = [replace(p, stacks=tuple(replace(s, on_core=3.0, queued=7.0) for s in p.stacks)) for p in contended]
     assert verdict_on(found(WAITING_LEADER, *contended)).cause == "too many threads"
+
+
+def test_program_has_a_cause_of_its_own_beside_cpu_contention() -> None:
+    computing = process(replace(stack(COLLECT, STEP, wall=10.0), on_core=2.0, queued=6.0))
+    asleep = process(replace(stack(COLLECT, STEP, wall=10.0), on_core=0.1, queued=0.5))
+    for one, first, other in (
+        (computing, "CPU contention", "environment computes"),
+        (asleep, "environment waits", "CPU contention"),
+    ):
+        verdict = verdict_on(analyse([one], 0, 10 * SECOND, 4, None, 2.5))
+        assert (verdict.cause, [also.cause for also in verdict.also]) == (first, [other])
+        assert not any(also.sentence.startswith("No GPU in use:") for also in verdict.also)
+    assert not verdict_on(analyse([asleep], 0, 10 * SECOND, 4, None, 1.5)).also
 
 
 def test_cpu_contention_by_other_programs_is_reported() -> None:

@@ -193,7 +193,7 @@ def test_usage_error_is_one_line(tmp_path: Path, words: list[str]) -> None:
 def test_waiting_env_is_distinguished_from_computing_env(tmp_path: Path, work: str, cause: str) -> None:
     found, report = watch_alone(tmp_path, LOOP.format(work=work, seconds=1.8))
     assert found["cause"] == cause, report
-    assert "`Game.step` (environment)" in found["verdict"]
+    assert "`Game.think` (environment, program.py:7)" in found["verdict"]
     assert "program.py → Game.step → Game.think" in report
     assert (tmp_path / "found" / "watch.txt").read_text() in report
     assert abs(sum(found["idle"].values()) + found["unattributed"] - 1) < 1e-9
@@ -202,7 +202,7 @@ def test_waiting_env_is_distinguished_from_computing_env(tmp_path: Path, work: s
 
 def test_gpu_idle_time_is_attributed_to_activities(tmp_path: Path, fake_driver: Callable[..., dict[str, str]]) -> None:
     done = python(tmp_path, LOOP.format(work=SLEEP, seconds=2.0), env=fake_driver(), program=ALONE)
-    assert re.search(r"^GPU idle \d+ %: \d+ % of that in `Game.step`", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^GPU idle \d+ %: \d+ % of that in `Game.think`", done.stderr, re.MULTILINE), done.stderr
     assert "gpu 0 Fake Large" in done.stderr
     assert "power 210" in done.stderr
     assert re.search(r"temperature 41.0 \(means\); energy [\d.,]+ J in total$", done.stderr, re.MULTILINE)
@@ -284,8 +284,10 @@ for pipe in games.pipes: pipe.send(0)
 def test_worker_processes_are_sampled_and_counted(tmp_path: Path) -> None:
     found, report = watch_alone(tmp_path, WORKERS)
     assert found["cause"] == "environment computes", report
-    assert re.search(r"in `Games.step_wait` \(environment\) while 3 worker processes used [\d.]+ of", found["verdict"])
-    assert found["workers"]["where"] == "Game.step"
+    assert re.search(
+        r"in `Games.step_wait` \(environment, program.py:21\) while 3 worker processes used [\d.]+ of", found["verdict"]
+    )
+    assert found["workers"]["place"]["function"] == "Game.step"
     assert sum(process["main"] for process in found["processes"]) == 1
 
 
@@ -319,7 +321,7 @@ def test_sb3_with_subproc_vec_env_waits_for_environments(tmp_path: Path) -> None
     )
     found, report = watch_alone(tmp_path, program)
     assert found["cause"] in ("environment computes", "messages to workers"), report
-    where = r"`SubprocVecEnv\.step_\w+` \(environment\) while 16 worker processes used"
+    where = r"`SubprocVecEnv\.step_\w+` \((environment, )?called in program.py:11\) while 16 worker processes used"
     assert re.search(where, found["verdict"]), report
     assert "OnPolicyAlgorithm.collect_rollouts" in report
 

@@ -57,6 +57,7 @@ class WorkerProcess(Generic[JobKind]):
         env_ids = job.env_ids
         names = [str(job.first_index + env_id) for env_id in (env_ids[0], env_ids[-1])]
         self.name = f"The worker of environments {' to '.join(names)}"
+        self._label = f"environments={'-'.join(names)}"  # on its command line, for ps and `unidle watch`
         paths = [PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
         # A snapshot, so that a restarted worker has the same environment variables.
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -71,7 +72,7 @@ class WorkerProcess(Generic[JobKind]):
                 with signals.blocked():  # until the process can ignore them
                     self._process = subprocess.Popen(
                         # -P: do not search the current folder, where a user's queue.py would shadow Python's.
-                        [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
+                        [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), self._label],
                         pass_fds=(theirs.fileno(), self.job.memory),
                         stdin=subprocess.DEVNULL,
                         stdout=2,  # stdout is for results; what environments print goes to stderr

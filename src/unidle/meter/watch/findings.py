@@ -12,19 +12,18 @@ If a program does not use the GPU through torch, or not in its main thread, read
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from unidle.meter.sensors.lifetime import LifetimeStats
+from unidle.meter.watch.places import Place, place_of
 from unidle.meter.watch.samples import FIRST_OF_WORKER, Frame, KernelActivity, Process, Stack
 from unidle.meter.watch.stacks import (
     ACTIVITIES,
     ENVIRONMENT,
     START,
     activity,
-    display_function,
     display_name,
-    innermost_user_function,
     is_network,
     waits_for_message,
 )
@@ -45,10 +44,8 @@ class Row:
     active: float | None
     """Share of the row's time in which GPU kernels ran; without a GPU, in long calls such as matrix products or sleeps;
     None if unknown."""
-    where: str
-    """The function with most of the time."""
-    where_share: float
-    """Share of the row's time in that function."""
+    place: Place | None
+    """The function with most of the time; None in phases of unidle outside the user's functions."""
     stack: tuple[str, ...]
     """The most frequent stack, outermost function first."""
 
@@ -66,7 +63,7 @@ class Workers:
     """Share of that time on a core or waiting for one."""
     working: float
     """Share of time not spent waiting for a message from the main process."""
-    where: str | None
+    place: Place | None
     """The environment function with most of the time."""
     is_network: bool
     """Whether the environments mostly wait for the network."""
@@ -167,7 +164,7 @@ def analyse(
 
 
 def _kind(process: Process) -> Callable[[Stack], str]:
-    return lambda stack: activity(stack, process.uses_cuda)
+    return lambda stack: activity(stack, process.uses_cuda, trains=bool(process.phase_seconds))
 
 
 def _leader(processes: Sequence[Process]) -> Process | None:
@@ -192,19 +189,18 @@ def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
     groups: dict[str, list[Stack]] = defaultdict(list)
     # Before the first sample and after the exit handlers, Python itself starts up and shuts down.
     edges = process.begun_ns - begun_ns + (ended_ns - process.closed_ns if process.closed_ns is not None else 0)
-    groups[START].append(Stack(0, 0, (Frame("", "Python itself", False),), max(0, edges) * 1e-9, 0.0, 0.0, 0.0, 0.0))
+    groups[START].append(Stack(0, (Frame("", "Python itself", False),), max(0, edges) * 1e-9, 0.0, 0.0, 0.0, 0.0))
     kind = _kind(process)
-    for stack in process.thread(_leading_thread(process)):
+    for stack in _scaled_to_phases(process.thread(_leading_thread(process)), process.phase_seconds):
         groups[kind(stack)].append(stack)
     whole = max((ended_ns - begun_ns) * 1e-9, sum(stack.wall for group in groups.values() for stack in group))
     found = []
-    for name in ACTIVITIES:
+    for name in (*ACTIVITIES, *sorted(groups.keys() - set(ACTIVITIES))):
         group = groups.get(name, [])
         wall = sum(s.wall for s in group)
         if not wall:
             continue
         known = sum(s.known for s in group)
-        where, where_wall = _largest(group, display_function)
         found.append(
             Row(
                 name,
@@ -212,12 +208,36 @@ def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
                 sum(s.on_core for s in group) / wall,
                 sum(s.queued for s in group) / wall,
                 min(1.0, sum(s.active for s in group) / known) if known else None,
-                where,
-                where_wall / wall,
+                place_of(group, name),
                 tuple(display_name(f) for f in reversed(max(group, key=lambda s: s.wall).frames)),
             )
         )
     return tuple(found)
+
+
+def _scaled_to_phases(stacks: Sequence[Stack], phase_seconds: Mapping[str, float]) -> list[Stack]:
+    """Scale the stacks of each phase to the time that the run measured.
+
+    Samples favour code that releases the interpreter often; the run's own clock does not.
+    """
+    sampled: dict[str, float] = defaultdict(float)
+    for stack in stacks:
+        if stack.phase is not None:
+            sampled[stack.phase] += stack.wall
+    if not sampled:  # the run was in another thread
+        return list(stacks)
+    scaled = [
+        stack if stack.phase is None else _times(stack, phase_seconds.get(stack.phase, 0.0) / sampled[stack.phase])
+        for stack in stacks
+        if stack.phase is None or sampled[stack.phase]
+    ]
+    unseen = {phase: seconds for phase, seconds in phase_seconds.items() if not sampled.get(phase)}
+    return scaled + [Stack(0, (), seconds, 0.0, 0.0, 0.0, 0.0, phase) for phase, seconds in unseen.items()]
+
+
+def _times(stack: Stack, factor: float) -> Stack:
+    times = {name: factor * getattr(stack, name) for name in ("wall", "on_core", "queued", "known", "active")}
+    return replace(stack, **times)
 
 
 def _by_row(rows: Iterable[Row]) -> tuple[float, dict[str, float]]:
@@ -263,7 +283,8 @@ def _workers(workers: Sequence[Process], ready_ns: int) -> Workers | None:
     for worker in workers:
         stacks = [s for s in worker.thread(0) if activity(s, worker.uses_cuda) != START]
         # The rest are fork servers, which run no environments.
-        if any(f.steps_env or f.name == FIRST_OF_WORKER for s in stacks for f in s.frames):
+        runs_envs = any(f.steps_env or f.name == FIRST_OF_WORKER for s in stacks for f in s.frames)
+        if not worker.is_evaluator and (runs_envs or worker.is_unidle_worker):
             ready.append((worker, stacks))
     every = [s for _, stacks in ready for s in stacks]
     whole = sum(s.wall for s in every)
@@ -278,14 +299,13 @@ def _workers(workers: Sequence[Process], ready_ns: int) -> Workers | None:
     native = sum(_native_seconds(worker) for worker, _ in ready)
     waiting = [s for s in stepping if s.on_core + s.queued < 0.5 * s.wall]
     on_network = sum(s.wall for s in waiting if is_network(s.frames))
-    where = _largest(stepping, lambda s: innermost_user_function(s) or display_function(s))[0] if stepping else None
     return Workers(
         len(ready),
         (on_core + native) / (wall / len(ready)),
         min(1.0, stepping_wall / wall),
         min(1.0, sum(s.on_core + s.queued for s in stepping) / stepping_wall) if stepping_wall else 0.0,
         min(1.0, sum(s.wall for s in every if not waits_for_message(s)) / wall),
-        where,
+        place_of(stepping, ENVIRONMENT),
         on_network > 0.5 * sum(s.wall for s in waiting),
     )
 
@@ -304,12 +324,3 @@ def _native(processes: Sequence[Process]) -> tuple[int, float]:
         if own > 0.2 * process.cpu_seconds:
             threads += process.tasks
     return threads, native / total if total else 0.0
-
-
-def _largest(stacks: Iterable[Stack], name: Callable[[Stack], str]) -> tuple[str, float]:
-    """Return the name with the most time, and that time."""
-    walls: dict[str, float] = defaultdict(float)
-    for stack in stacks:
-        walls[name(stack)] += stack.wall
-    where = max(walls, key=lambda key: walls[key])
-    return where, walls[where]

@@ -6,15 +6,17 @@ import json
 import linecache
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from unidle.meter.watch.source import function_at
 
 FIRST_OF_WORKER = "BaseProcess._bootstrap"  # outermost function of a multiprocessing worker
-_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')  # ???: between two lines
+_LABEL = re.compile(r"environments=(\d+)-\d+")  # of a worker process of unidle
+FIRST_EVALUATION_ENV = 1 << 20  # as in unidle.engine, whose import would take seconds
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")  # faulthandler's non-ASCII escapes
 
 
@@ -26,6 +28,8 @@ class Frame:
     name: str
     steps_env: bool
     """Whether it is an environment's step or reset method."""
+    line: int = 0
+    """0 if unknown."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,6 @@ class Stack:
 
     thread: int
     """0: the main thread."""
-    line: int
     frames: tuple[Frame, ...]
     """Innermost first."""
     wall: float
@@ -46,11 +49,13 @@ class Stack:
     covered by driver readings and the time before the first use; on a CPU: samples taken in pairs."""
     active: float
     """Part of `known` in which a kernel ran (GPU) or the thread stayed inside one long call (CPU)."""
+    phase: str | None = None
+    """The phase of the unidle run that this thread was in."""
 
     @cached_property
     def text(self) -> str:
         """The source line of the innermost frame; empty if the source is not available."""
-        return linecache.getline(self.frames[0].file, self.line).strip() if self.frames else ""
+        return linecache.getline(self.frames[0].file, self.frames[0].line).strip() if self.frames else ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,19 @@ class Process:
     """Whether the driver's readings were assigned to the main thread's stacks."""
     failure: str | None = None
     """The sampler's error, if it failed; there are no samples after that."""
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time of the main thread by phase of the unidle runs in it, as measured by them."""
+
+    @property
+    def is_unidle_worker(self) -> bool:
+        """Whether it steps environments for unidle."""
+        return "unidle.envs.pool.worker" in self.command
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether it evaluates for unidle."""
+        labels = (_LABEL.fullmatch(word) for word in self.command)
+        return any(int(found[1]) >= FIRST_EVALUATION_ENV for found in labels if found)
 
     def thread(self, number: int) -> list[Stack]:
         """Return the stacks of one thread."""
@@ -106,19 +124,19 @@ def _read(folder: Path) -> Iterator[Process]:
             known = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError):
             continue
-        frames = [_frame(text) for text in known["frames"]]
+        frames, phases = [_frame(text) for text in known["frames"]], known["phases"]
         stacks = tuple(
             Stack(
                 thread,
-                frames[places[0]][1] if places else 0,
-                _own_part([frames[place][0] for place in places]),
+                _own_part([frames[place] for place in places]),
                 wall * 1e-9,
                 on_core * 1e-9,
                 queued * 1e-9,
                 known_wall * 1e-9,
                 active * 1e-9,
+                None if phase < 0 else phases[phase],
             )
-            for thread, places, wall, on_core, queued, known_wall, active in known["stacks"]
+            for thread, phase, places, wall, on_core, queued, known_wall, active in known["stacks"]
         )
         yield Process(
             known["pid"],
@@ -135,16 +153,18 @@ def _read(folder: Path) -> Iterator[Process]:
             stacks,
             known["followed"],
             known["failure"],
+            {name: total * 1e-9 for name, total in zip(phases, known["phase_ns"]) if total},
         )
 
 
-def _frame(text: str) -> tuple[Frame, int]:
-    """Parse a line of faulthandler's output into a frame and its line number."""
+def _frame(text: str) -> Frame:
+    """Parse a line of faulthandler's output."""
     found = _LINE.match(text)
     if found is None:
-        return Frame("", text.strip(), False), 0  # "..." where faulthandler truncates a deep stack
-    file, line, name = _unescaped(found[1]), int(found[2]), _unescaped(found[3])
-    return Frame(file, *function_at(file, line, name)), line
+        return Frame("", text.strip(), False)  # "..." where faulthandler truncates a deep stack
+    file, name = _unescaped(found[1]), _unescaped(found[3])
+    line = int(found[2]) if found[2].isdigit() else 0
+    return Frame(file, *function_at(file, line, name), line)
 
 
 def _unescaped(text: str) -> str:

@@ -1,15 +1,18 @@
-"""Finds the class of a function in its source, since a stack sample has only file, line and bare name."""
+"""Finds the class and package of a function, since a stack sample has only file, line and bare name."""
 
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from functools import lru_cache
 
-# Methods that step an environment, in a class that has both `step` and `reset` or is named like an environment.
+# Methods that step an environment, in a class that has both `step` and `reset` or is named like an environment. A
+# subclass may define only `step`, but then its argument is an action.
 _STEPPING = {"step", "reset", "step_wait", "step_async", "reset_wait", "reset_async", "send", "recv"}
 _BY_NAME = re.compile(r"Env|Wrapper")
 _DEFINED = re.compile(r"(\s*)(?:async\s+)?def\s+(\w+)")
+_TAKES_ACTION = re.compile(r"def\s+step(_async)?\(\s*self,\s*\w*act(ion)?s?\b")
 _CLASS = re.compile(r"(\s*)class\s+(\w+)(.*)")
 
 
@@ -27,9 +30,22 @@ def function_at(file: str, line: int, name: str) -> tuple[str, bool]:
             continue
         if outer.re is _DEFINED:
             return name, False  # a nested function
-        is_env = bool(_BY_NAME.search(outer[2] + outer[3])) or {"step", "reset"} <= _methods(lines, i, indent)
+        is_env = (
+            bool(_BY_NAME.search(outer[2] + outer[3]))
+            or bool(_TAKES_ACTION.search(lines[start]))
+            or {"step", "reset"} <= _methods(lines, i, indent)
+        )
         return f"{outer[2]}.{name}", name in _STEPPING and is_env
     return name, False
+
+
+@lru_cache(maxsize=1 << 16)
+def package_of(file: str) -> str:
+    """Return the name of the top-level package that a file belongs to; empty for a script or a single module."""
+    folder, package = os.path.dirname(file), ""
+    while os.path.exists(os.path.join(folder, "__init__.py")):
+        folder, package = os.path.split(folder)
+    return package
 
 
 def _is_def(line: str, name: str) -> bool:

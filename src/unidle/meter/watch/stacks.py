@@ -1,7 +1,8 @@
 """Classifies a program's activity by its Python stack.
 
-There are only a few unambiguous rules: a method of a class with `step` and `reset` steps an environment, `backward` and
-`torch.optim` learn, a line with `.item()` waits for the GPU. Everything else is user code, shown by function name.
+A run of unidle reports its phase itself. For other programs there are only a few unambiguous rules: a method of a class
+with `step` and `reset` steps an environment, `backward` and `torch.optim` learn, a line with `.item()` waits for the
+GPU. Everything else is user code, shown by function name.
 """
 
 from __future__ import annotations
@@ -11,20 +12,58 @@ import re
 from collections.abc import Sequence
 
 from unidle.meter.watch.samples import Frame, Stack
+from unidle.meter.watch.source import package_of
 
 ENVIRONMENT = "environment"
+WORKERS = "waiting for workers"
 INFERENCE = "inference"
 LEARNING = "learning"
 NETWORK = "forward pass"
 ROLLOUT = "rollout (other)"
+STORAGE = "storage"
 COPIES = "copies and syncs"
 DATA = "data loading"
+EVALUATION = "evaluation"
+CHECKPOINTS = "checkpoints"
 LOGGING = "logging and checkpoints"
+METRICS = "logging"
 WAITING = "waiting"
 OWN = "user code"
+OTHER = "other"
 START = "start-up and exit"
 # In display order.
-ACTIVITIES = (ENVIRONMENT, INFERENCE, ROLLOUT, LEARNING, NETWORK, COPIES, DATA, LOGGING, WAITING, OWN, START)
+ACTIVITIES = (
+    ENVIRONMENT,
+    WORKERS,
+    INFERENCE,
+    ROLLOUT,
+    STORAGE,
+    LEARNING,
+    NETWORK,
+    COPIES,
+    DATA,
+    EVALUATION,
+    CHECKPOINTS,
+    LOGGING,
+    METRICS,
+    WAITING,
+    OWN,
+    OTHER,
+    START,
+)
+
+# A run of unidle reports its phase itself. A phase that is not listed goes by its own name.
+_OF_PHASE = {
+    "learn": LEARNING,
+    "sync": COPIES,
+    "evaluate": EVALUATION,
+    "checkpoint": CHECKPOINTS,
+    "logging": METRICS,
+}
+_OF_CALLBACKS = {METRICS, OTHER}  # activities in which a run calls the user's functions
+_POOL = "/unidle/envs/pool/process_pool.py"
+_WORKER_WAITS = "/unidle/envs/pool/signals.py"
+_PREPARATION = ("/unidle/api.py", "/unidle/cli/", "/unidle/engine/")  # before and after training
 
 # Functions that learn, by library.
 _LEARNING = {
@@ -44,12 +83,19 @@ _LOGGERS = ("/tensorboard", "/wandb/", "/mlflow/", "/stable_baselines3/common/lo
 _NETWORK_FILES = ("/socket.py", "/ssl.py", "/http/", "/urllib", "/requests/", "/aiohttp/", "/httpx/", "/httpcore/")
 _WAITING_FILES = ("/threading.py", "/queue.py", "/selectors.py", "/subprocess.py", "/asyncio/", "/multiprocessing/")
 _STARTING = {"SubprocVecEnv.__init__", "AsyncVectorEnv.__init__"}
+_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/bin/[^/]+$")
+# Not the user's own code either if they are used from a clone.
+_LIBRARIES = {*_LEARNING, "gymnasium", "gym", "torch", "tensordict", "pettingzoo", "isaaclab", "mjlab", "brax"}
 _SYNC = re.compile(r"\.(item|cpu|numpy|tolist|cuda)\(|\.to\(|synchronize\(")
 
 
-def activity(stack: Stack, uses_cuda: bool) -> str:
-    """Return the thread's activity, one of ACTIVITIES."""
+def activity(stack: Stack, uses_cuda: bool, *, trains: bool = False) -> str:
+    """Return the thread's activity, one of ACTIVITIES or a phase of unidle; `trains`: unidle trains in the process."""
     frames = stack.frames
+    if stack.phase is not None:
+        return _activity_in_run(stack.phase, frames)
+    if trains and any(mark in f.file for f in frames for mark in _PREPARATION) and not any(_acts(f) for f in frames):
+        return START
     if any(f.file.startswith("<frozen importlib") or f.name in _STARTING for f in frames):
         return START
     if any(f.steps_env for f in frames):
@@ -67,12 +113,20 @@ def activity(stack: Stack, uses_cuda: bool) -> str:
     if any(last_name(f) in _ACTING for f in frames) or (is_collecting and is_forward):
         return INFERENCE
     if is_collecting:
-        return OWN if _is_own(_innermost_user_or_collector(frames)) else ROLLOUT
+        return OWN if is_own(_innermost_user_or_collector(frames)) else ROLLOUT
     if is_forward:
         return NETWORK
     if frames and any(mark in frames[0].file for mark in (*_WAITING_FILES, *_NETWORK_FILES)):
         return WAITING
     return OWN
+
+
+def _activity_in_run(phase: str, frames: Sequence[Frame]) -> str:
+    """Return the activity in a phase of unidle's trainer."""
+    found = _OF_PHASE.get(phase, phase)
+    if found == ENVIRONMENT and any(_POOL in f.file for f in frames):
+        return WORKERS
+    return OWN if found in _OF_CALLBACKS and _called_by_library(frames) else found
 
 
 def is_network(frames: Sequence[Frame]) -> bool:
@@ -82,25 +136,40 @@ def is_network(frames: Sequence[Frame]) -> bool:
 
 def waits_for_message(stack: Stack) -> bool:
     """Whether a worker was idle, waiting for a message on its pipe or queue."""
-    return bool(stack.frames) and "/multiprocessing/" in stack.frames[0].file and "recv" in stack.frames[0].name
+    if not stack.frames:
+        return False
+    frame = stack.frames[0]
+    return _WORKER_WAITS in frame.file or ("/multiprocessing/" in frame.file and "recv" in frame.name)
 
 
-def display_function(stack: Stack) -> str:
-    """Return the function to display: the environment's innermost, the learner's, or the user's."""
+def named_frames(stack: Stack, name: str) -> list[Frame]:
+    """Return the frames of a stack that may be named for activity `name`, innermost first.
+
+    They are functions of the user, or else the function of a library that does what the activity says. The phases of
+    unidle say more than its own functions, so these are not named.
+    """
     frames = stack.frames
+    if name in (ENVIRONMENT, WORKERS, EVALUATION):
+        outermost = max((i for i, f in enumerate(frames) if f.steps_env), default=-1)
+        inside = frames[: outermost + 1]
+        return [f for f in inside if is_own(f)] or [f for f in inside if f.steps_env and not _is_engine(f)][:1]
+    if stack.phase is not None:
+        return _called_by_library(frames)
     logger = next((f for f in reversed(frames) if _logs(f)), None)
     if logger is not None:
-        return display_name(logger)
-    found = next((f for f in frames if f.steps_env), None)
-    if found is None:
-        found = next((f for f in frames if _is_learner(f) or _acts(f) or _is_own(f)), frames[0])
-    return display_name(found)
+        return [logger]
+    return [f for f in frames if _is_learner(f) or _acts(f) or is_own(f)] or list(frames[:1])
 
 
-def innermost_user_function(stack: Stack) -> str | None:
-    """Return the innermost function outside the standard library and installed packages, if any."""
-    found = next((f for f in stack.frames if _is_own(f)), None)
-    return display_name(found) if found is not None else None
+def innermost_user_frame(stack: Stack) -> Frame | None:
+    """Return the innermost frame outside the standard library and installed packages, if any."""
+    return next((f for f in stack.frames if is_own(f)), None)
+
+
+def _called_by_library(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the user's frames inside those of unidle."""
+    outermost = max((i for i, f in enumerate(frames) if _is_engine(f)), default=-1)
+    return [f for f in frames[: outermost + 1] if is_own(f)]
 
 
 def display_name(frame: Frame) -> str:
@@ -110,7 +179,7 @@ def display_name(frame: Frame) -> str:
 
 def _innermost_user_or_collector(frames: Sequence[Frame]) -> Frame:
     """Return the innermost frame that is user code or a collector."""
-    return next(f for f in frames if _is_own(f) or last_name(f) in _COLLECTING)
+    return next(f for f in frames if is_own(f) or last_name(f) in _COLLECTING)
 
 
 def last_name(frame: Frame) -> str:
@@ -136,5 +205,14 @@ def _is_learner(frame: Frame) -> bool:
     return any(f"/{library}/" in frame.file and last_name(frame) in names for library, names in _LEARNING.items())
 
 
-def _is_own(frame: Frame) -> bool:
-    return not frame.file.startswith("<frozen") and not re.search(r"/(site|dist)-packages/|/lib/python3", frame.file)
+def is_own(frame: Frame) -> bool:
+    """Whether a function is the user's own: not of the standard library, an installed package or a known library."""
+    file = frame.file
+    is_generated = file == "<string>" and frame.name.startswith("__")  # by a dataclass
+    if not file or is_generated or file.startswith("<frozen") or _INSTALLED.search(file):
+        return False
+    return package_of(file) not in _LIBRARIES
+
+
+def _is_engine(frame: Frame) -> bool:
+    return package_of(frame.file) == "unidle" and "/unidle/tasks/" not in frame.file

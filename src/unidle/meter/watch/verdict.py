@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unidle.formatting import percent
 from unidle.meter.watch.findings import Findings, Row, Workers
+from unidle.meter.watch.places import Place
 from unidle.meter.watch.stacks import (
+    CHECKPOINTS,
     COPIES,
     DATA,
     ENVIRONMENT,
+    EVALUATION,
     INFERENCE,
     LEARNING,
     LOGGING,
+    METRICS,
     NETWORK,
     OWN,
     START,
+    STORAGE,
     WAITING,
+    WORKERS,
 )
 
 _SMALL_KERNEL_US = 8.0  # launching such a kernel takes about as long as running it
@@ -24,9 +30,36 @@ _COMPUTES = 0.35  # share in long calls above which an activity is compute-bound
 _GPU_BOUND = 0.9  # GPU busy share above which less waiting gains nothing
 _MESSAGES_SHARE = 0.5  # of environment time: messages dominate if the main process computes more and workers step less
 _MIN_STEPPING = 0.1  # workers that step for less of that time are not the bottleneck
+_LACKS_CORES = 0.3  # share of time waiting for a core above which an activity would be faster without other programs
+_NEARLY_ALL = 0.8  # share of an activity's time from which its function is named instead of it
 _TOO_SHORT_S = 2.0
 _MODEL = (INFERENCE, LEARNING, NETWORK)
-_COUNTED_TOGETHER = (LEARNING, NETWORK)
+_COUNTED_TOGETHER = ((LEARNING, NETWORK), (ENVIRONMENT, WORKERS))
+_DIAGNOSE = "`unidle diagnose` with the settings of this run ranks changes by predicted speed-up."
+# The next step if unidle trains, by activity and cause.
+_FOR_STEPS = {
+    "environment computes": "Raise --workers while cores are free, or use --overlap strict;",
+    "environment waits": "Raise --workers, up to four per core, and --n-envs: while they wait they need no core;",
+    "messages to workers": "Use fewer --workers, or raise --n-envs;",
+}
+_WITH_UNIDLE = {
+    ENVIRONMENT: _FOR_STEPS,
+    WORKERS: _FOR_STEPS,
+    INFERENCE: {
+        "small batches": "Raise --n-envs, so that each inference serves more environments;",
+        "compute-bound": "Use more --threads, a GPU or a smaller network;",
+    },
+    LEARNING: {
+        "small batches": "Raise --batch-size, which changes the recipe;",
+        "compute-bound": "Use more --threads, a GPU or a smaller network;",
+    },
+    STORAGE: {"storage": "Raise --n-envs, so that each step stores more transitions at once;"},
+}
+_INTERRUPTIONS = {
+    EVALUATION: ("evaluations", "Evaluate less often (--eval-every), in fewer episodes, or beside training."),
+    CHECKPOINTS: ("checkpoints", "Save less often (--checkpoint-every)."),
+    METRICS: ("logging", "Make iterations longer (--n-steps or --n-envs), or use --no-tensorboard."),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +70,8 @@ class Verdict:
     """One of CAUSES, for programs."""
     sentence: str
     next_step: str
+    also: tuple[Verdict, ...] = ()
+    """Further causes: what the program itself waits for while other programs take its cores."""
 
 
 CAUSES = (
@@ -49,7 +84,10 @@ CAUSES = (
     "compute-bound",
     "copies and syncs",
     "data loading",
+    "evaluations",
+    "checkpoints",
     "logging",
+    "storage",
     "user code",
     "waiting",
     "start-up",
@@ -87,23 +125,28 @@ def verdict_on(findings: Findings) -> Verdict:
             f"The GPU computes {percent(computes)} of the time: the program is GPU-bound.",
             "There is no idle time to remove; only less work or faster kernels (TF32, bf16, torch.compile) would help.",
         )
+    top = largest_row(findings)
+    assert top is not None
+    found = [_verdict_for(top, findings)]
+    if _is_contended(findings):
+        contention = Verdict(
+            "CPU contention",
+            f"{_head(findings)} other programs use {findings.others_cores:.1f} of {findings.cores} cores, and runnable "
+            f"threads spend {percent(findings.queued)} of their time waiting for one.",
+            "Stop the other programs, or watch the command again without them.",
+        )
+        found.insert(0 if top.queued > _LACKS_CORES else 1, contention)
     if _has_too_many_threads(findings):
-        return Verdict(
+        threads = Verdict(
             "too many threads",
             f"{_head(findings)} {findings.native_threads} native threads share {findings.cores} cores, and runnable "
             f"threads spend {percent(findings.queued)} of their time waiting for one.",
             "Set OMP_NUM_THREADS=1 (and MKL_NUM_THREADS, OPENBLAS_NUM_THREADS) before the command starts.",
         )
-    top = largest_row(findings)
-    assert top is not None
-    if _lacks_cores(top, findings):
-        return Verdict(
-            "CPU contention",
-            f"{_head(findings)} other programs use {findings.others_cores:.1f} of {findings.cores} cores, and runnable "
-            f"threads spend {percent(findings.queued)} of their time waiting for one.",
-            "Stop the other programs and watch the command again; this result says little about the command itself.",
-        )
-    return _verdict_for(top, findings)
+        found.insert(0, threads)
+    first, *others = found
+    head = f"{_head(findings)} "
+    return replace(first, also=tuple(replace(v, sentence=v.sentence.removeprefix(head)) for v in others))
 
 
 def largest_row(findings: Findings) -> Row | None:
@@ -114,17 +157,29 @@ def largest_row(findings: Findings) -> Row | None:
 
 def _weight(row: Row, findings: Findings) -> float:
     """Return the idle time of an activity; learning and forward passes in the user's own loop count together."""
-    activities = _COUNTED_TOGETHER if row.activity in _COUNTED_TOGETHER else (row.activity,)
+    activities = next((group for group in _COUNTED_TOGETHER if row.activity in group), (row.activity,))
     return sum(findings.idle.get(activity, 0.0) for activity in activities)
 
 
 def _verdict_for(row: Row, findings: Findings) -> Verdict:
-    if row.activity == ENVIRONMENT:
+    found = _verdict_for_any_program(row, findings)
+    advice = _WITH_UNIDLE.get(row.activity, {}).get(found.cause)
+    if advice is None or findings.leader is None or not findings.leader.phase_seconds:
+        return found
+    return replace(found, next_step=f"{advice} {_DIAGNOSE}")
+
+
+def _verdict_for_any_program(row: Row, findings: Findings) -> Verdict:
+    if row.activity in (ENVIRONMENT, WORKERS):
         return _environment(row, findings)
     if row.activity in _MODEL or (row.activity == OWN and (row.active or 0.0) > _COMPUTES):
         return _model(row, findings)
     where = _share_text(row, findings)
     sentence = f"{_head(findings)} {where}."
+    if row.activity in _INTERRUPTIONS:
+        return Verdict(_INTERRUPTIONS[row.activity][0], sentence, _INTERRUPTIONS[row.activity][1])
+    if row.activity == STORAGE:
+        return Verdict("storage", sentence, _DIAGNOSE)
     if row.activity == COPIES:
         return Verdict(
             "copies and syncs",
@@ -135,9 +190,10 @@ def _verdict_for(row: Row, findings: Findings) -> Verdict:
         return Verdict("data loading", sentence, "Give the data loader more workers, or keep the data in memory.")
     if row.activity == LOGGING:
         return Verdict("logging", sentence, "Log and save less often.")
+    name = "the program" if row.place is None else f"`{row.place.function}`"
     if row.activity == WAITING or row.on_core + row.queued < 0.3:
-        return Verdict("waiting", sentence, f"Find out what `{row.where}` waits for, and do other work meanwhile.")
-    return Verdict("user code", sentence, f"Profile `{row.where}`: it is your own Python code, not torch.")
+        return Verdict("waiting", sentence, f"Find out what {name} waits for, and do other work meanwhile.")
+    return Verdict("user code", sentence, f"Profile {name}: it is your own Python code, not torch.")
 
 
 def _environment(row: Row, findings: Findings) -> Verdict:
@@ -156,7 +212,7 @@ def _environment(row: Row, findings: Findings) -> Verdict:
         f"{_head(findings)} {_share_text(row, findings)} while {workers.count} worker "
         f"{'process' if workers.count == 1 else 'processes'} used {workers.cores:.1f} of {findings.cores} cores"
     )
-    inside = f", {percent(workers.stepping)} of their time in `{workers.where}`" if workers.where else ""
+    inside = f", {percent(workers.stepping)} of their time in {_place_text(workers.place)}" if workers.place else ""
     # If the main process waits for steps, it needs no core, or its workers step all the time.
     stepping = workers.stepping * _measured_share(findings) / max(1e-9, row.share)
     is_messaging = busy > _MESSAGES_SHARE and stepping < _MESSAGES_SHARE
@@ -214,9 +270,8 @@ def _model(row: Row, findings: Findings) -> Verdict:
     )
 
 
-def _lacks_cores(row: Row, findings: Findings) -> bool:
-    others = findings.others_cores or 0.0
-    return others > 0.5 * findings.cores and findings.queued > 0.5 and row.queued > 0.3
+def _is_contended(findings: Findings) -> bool:
+    return (findings.others_cores or 0.0) > 0.5 * findings.cores and findings.queued > 0.5
 
 
 def _has_too_many_threads(findings: Findings) -> bool:
@@ -244,5 +299,22 @@ def _share_text(row: Row, findings: Findings) -> str:
     what = "of the main process's time"
     if findings.busy is not None:
         share, what = share / max(1e-9, _idle(findings)), "of that"
-    name = "" if row.activity == OWN else f" ({row.activity})"
-    return f"{percent(min(1.0, share))} {what} in `{row.where}`{name}"
+    return f"{percent(min(1.0, share))} {what} {_activity_text(row.activity, row.place)}"
+
+
+def _activity_text(activity: str, place: Place | None) -> str:
+    """Return where a row's time was spent: in `Game.step` (environment, game.py:12)."""
+    if place is None:
+        return WORKERS if activity == WORKERS else f"in {_with_article(activity)}"
+    about = f"{activity}, {place.source}" if place.source else activity
+    if place.share >= _NEARLY_ALL:
+        return f"in `{place.function}` ({about})"
+    return f"in {_with_article(activity)}, most often in {_place_text(place)}"
+
+
+def _with_article(activity: str) -> str:
+    return f"the {activity}" if activity in (ENVIRONMENT, NETWORK) else activity
+
+
+def _place_text(place: Place) -> str:
+    return f"`{place.function}` ({place.source})" if place.source else f"`{place.function}`"

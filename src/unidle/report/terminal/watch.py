@@ -8,12 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unidle.formatting import MISSING, figure, percent
+from unidle.formatting import MISSING, apportion, figure, percent
 from unidle.meter.watch.command import WatchedCommand
-from unidle.meter.watch.findings import Findings, analyse
+from unidle.meter.watch.findings import Findings, Row, analyse
+from unidle.meter.watch.stacks import WORKERS
 from unidle.meter.watch.verdict import Verdict, largest_row, verdict_on
 
 _MAX_DISAGREEMENT = 0.15
+_BUSY, _UNATTRIBUTED = "GPU busy", "unattributed"
 _DEEPEST = 6  # functions of a stack that are shown
 _SHOWN = ("utilisation", "SM active", "tensor active", "DRAM active", "memory", "power", "temperature")
 
@@ -34,7 +36,11 @@ def lines(watched: WatchedCommand, findings: Findings, verdict: Verdict) -> Iter
     yield f"unidle watched this command for {watched.seconds:.0f} s: {' '.join(watched.command)}"
     yield ""
     yield verdict.sentence
+    for other in verdict.also:
+        yield f"Also: {other.sentence}"
     yield f"Next: {verdict.next_step}"
+    for other in verdict.also:
+        yield f"Then: {other.next_step}"
     yield ""
     yield from _table(findings)
     yield from _stack(findings)
@@ -48,17 +54,26 @@ def _table(findings: Findings) -> Iterator[str]:
     # Without GPU activity only the length of calls is known, and a sleep is a long call too.
     active = {"kineto": "in kernels", "driver": "GPU use"}.get(findings.busy_source or "", "long calls")
     yield f"{'main process':<26}{'share':>7}  {'on a core':>9}  {active:>10}  mostly in"
+    shares = apportion({_BUSY: findings.busy or 0.0, **findings.idle, _UNATTRIBUTED: findings.unattributed})
     if findings.busy is not None:
-        yield f"{'GPU busy':<26}{percent(findings.busy, 0):>7}"
+        yield f"{_BUSY:<26}{shares[_BUSY]:>5} %"
     for row in findings.rows:
-        if row.activity not in findings.idle:
+        if not shares.get(row.activity):
             continue
         name = f"idle: {row.activity}" if has_gpu else row.activity
-        share = percent(findings.idle[row.activity], 0)
-        yield f"{name:<26}{share:>7}  {percent(row.on_core, 0):>9}  {percent(row.active, 0):>10}  {row.where}"
-    yield f"{'unattributed':<26}{percent(findings.unattributed, 0):>7}"
-    total = (findings.busy or 0.0) + sum(findings.idle.values()) + findings.unattributed
-    yield f"{'':<26}{percent(total, 0):>7}"
+        share = f"{shares[row.activity]} %"
+        where = _where(row, findings)
+        yield f"{name:<26}{share:>7}  {percent(row.on_core, 0):>9}  {percent(row.active, 0):>10}  {where}".rstrip()
+    yield f"{_UNATTRIBUTED:<26}{shares[_UNATTRIBUTED]:>5} %"
+    yield f"{'':<26}{sum(shares.values()):>5} %"
+
+
+def _where(row: Row, findings: Findings) -> str:
+    """Return the function of a row and its line: Game.step, game.py:12."""
+    place = row.place
+    if row.activity == WORKERS and findings.workers is not None:
+        place = findings.workers.place
+    return "" if place is None else ", ".join(filter(None, [place.function, place.source]))
 
 
 def _stack(findings: Findings) -> Iterator[str]:
@@ -86,9 +101,10 @@ def _readings(watched: WatchedCommand) -> Iterator[str]:
 def _remarks(findings: Findings) -> Iterator[str]:
     workers, kernel_activity = findings.workers, findings.kernel_activity
     if workers is not None:
+        mostly = "" if workers.place is None else f", mostly `{workers.place.function}`"
         yield (
             f"workers: {workers.count}, {workers.cores:.1f} cores, {percent(workers.stepping)} of their time in the "
-            f"environment, mostly `{workers.where}`"
+            f"environment{mostly}"
         )
     if kernel_activity is not None:
         kernel = MISSING if kernel_activity.kernel_us is None else f"{kernel_activity.kernel_us:.0f} µs"
@@ -124,6 +140,7 @@ def result(watched: WatchedCommand, findings: Findings, verdict: Verdict) -> dic
         "cause": verdict.cause,
         "verdict": verdict.sentence,
         "next_step": verdict.next_step,
+        "also": [{"cause": v.cause, "verdict": v.sentence, "next_step": v.next_step} for v in verdict.also],
         "busy": findings.busy,
         "busy_source": findings.busy_source,
         "idle": findings.idle,

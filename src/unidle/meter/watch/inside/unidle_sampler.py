@@ -22,6 +22,7 @@ import time
 from collections import deque
 from typing import Any
 
+import unidle_phases  # type: ignore[import-not-found]
 import unidle_utilisation  # type: ignore[import-not-found]
 import unidle_windows  # type: ignore[import-not-found]
 
@@ -45,6 +46,8 @@ _WORKER_WORDS = (
     "--multiprocessing-fork",
     "loky",
     "default_worker",
+    "unidle.envs.pool.worker",
+    "unidle.engine.evaluate.worker_main",
 )
 
 
@@ -70,9 +73,10 @@ class _Sampler:
     def _clear(self) -> None:
         self._begun_ns = self._last_ns = time.perf_counter_ns()
         self._frames: dict[str, int] = {}  # line of faulthandler's output → index
-        # (thread, frames from the innermost) → ns of wall time, on a core, waiting for a core, with known compute
-        # activity, computing.
+        # (thread, phase of an unidle run or -1, frames from the innermost) → ns of wall time, on a core, waiting for a
+        # core, with known compute activity, computing.
         self._stacks: dict[tuple[int, ...], list[int]] = {}
+        self._phases = unidle_phases.PhaseTotals()
         self._scheduled: dict[int, tuple[int, int]] = {}  # thread → ns on a core and waiting so far
         self._windows: list[dict[str, Any]] = []
         self._gpu_use = unidle_utilisation.UtilisationReader(self._folder)
@@ -156,10 +160,14 @@ class _Sampler:
         passed, self._last_ns = now_ns - self._last_ns, now_ns
         main = threading.main_thread().ident
         found: list[int] | None = None
+        phases = unidle_phases.current_phases()
         stacks = _stacks_now()
+        self._phases.update()
         self._main_lines = stacks.get(main or 0)
         for ident in sorted(stacks, key=lambda ident: ident != main)[:_MAX_THREADS]:
-            sums = self._sums_of(0 if ident == main else ident, stacks[ident])
+            sums = self._sums_of(
+                0 if ident == main else ident, phases.get(ident, unidle_phases.NO_PHASE), stacks[ident]
+            )
             if sums is None:
                 continue
             on_core, queued = self._schedule_of(ident)
@@ -170,12 +178,12 @@ class _Sampler:
                 found = sums
         return found
 
-    def _sums_of(self, thread: int, lines: list[str]) -> list[int] | None:
+    def _sums_of(self, thread: int, phase: int, lines: list[str]) -> list[int] | None:
         """Return the sums of a stack; None if it is new and there is no room."""
         is_full = len(self._stacks) >= _MAX_STACKS
         if is_full and not all(line in self._frames for line in lines):
             return None
-        key = (thread, *(self._frames.setdefault(line, len(self._frames)) for line in lines))
+        key = (thread, phase, *(self._frames.setdefault(line, len(self._frames)) for line in lines))
         return self._stacks.get(key) if is_full else self._stacks.setdefault(key, [0, 0, 0, 0, 0])
 
     def _schedule_of(self, ident: int) -> tuple[int, int]:
@@ -291,6 +299,7 @@ class _Sampler:
         with contextlib.suppress(OSError):
             self._tasks = max(self._tasks, len(os.listdir("/proc/self/task")) - 1)
         torch = unidle_windows.torch_in_use()
+        self._phases.update()
         known = {
             "pid": os.getpid(),
             "is_worker": self._is_worker,
@@ -306,7 +315,9 @@ class _Sampler:
             "windows": self._windows,
             "followed": self._has_driver_readings,
             "frames": list(self._frames),
-            "stacks": [[key[0], key[1:], *sums] for key, sums in self._stacks.items()],
+            "phases": unidle_phases.phase_names(),
+            "phase_ns": self._phases.totals_ns,
+            "stacks": [[key[0], key[1], key[2:], *sums] for key, sums in self._stacks.items()],
         }
         path = os.path.join(self._folder, f"{os.getpid()}.json")
         try:
