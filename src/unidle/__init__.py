@@ -5,6 +5,8 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from unidle.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from unidle.api import TrainedRun as TrainedRun
     from unidle.api import load as load
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from unidle.meter.attribution.phases import PhaseMeter as PhaseMeter
     from unidle.meter.attribution.phases import phase as phase
     from unidle.metrics.writer import MetricWriter as MetricWriter
-
-__version__ = "0.2.0"
 
 # Imported on first use: `import unidle`, the command line's help and worker processes do not need torch.
 _MODULES = {

@@ -20,8 +20,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from unidle import __version__
 from unidle.config.machine import available_cores
+from unidle.version import __version__
 
 SECTION = "provenance"  # of config.yaml: one entry per process that trained, the first one first
 _MAX_ENTRIES = 100  # a job that is requeued for weeks does not fill the file: the first, and the latest of the others
