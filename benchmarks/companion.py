@@ -20,6 +20,15 @@ sys.stdin.read()
 """
 
 
+_TAKE_A_CORE = f"""
+import sys, threading
+closed = threading.Event()
+threading.Thread(target=lambda: (print("{_READY}", flush=True), sys.stdin.read(), closed.set())).start()
+while not closed.is_set():
+    sum(range(10_000))
+"""
+
+
 @contextmanager
 def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """Run a program that reports when it is ready and exits when its stdin closes."""
@@ -44,3 +53,8 @@ def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 def gpu_memory_held(free: int) -> list[str]:
     """Return the command of a program that occupies all GPU memory except `free` bytes."""
     return [sys.executable, "-c", _HOLD_GPU_MEMORY, str(free)]
+
+
+def core_taken() -> list[str]:
+    """Return the command of a program that computes all the time, with one thread."""
+    return [sys.executable, "-c", _TAKE_A_CORE]

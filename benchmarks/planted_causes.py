@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 import torch
-from companion import gpu_memory_held, running
+from companion import core_taken, gpu_memory_held, running
 from diagnosed_jobs import FREE_GPU_MEMORY, ON_ONE_CORE, diagnosed_jobs
 from machine import RESULTS, provenance, save
 from slow_envs import serving
@@ -92,6 +92,11 @@ def find_cause(how: str, job: str, seconds: float) -> dict[str, Any]:
         return {"cause": "failed", "verdict": str(error), "output": getattr(error, "output", "")}
 
 
+def is_hit(row: dict[str, Any]) -> bool:
+    """Whether the planted cause was named, first or beside CPU contention."""
+    return row["planted"] in (row["named"], *(other["cause"] for other in row.get("also", ())))
+
+
 def causes_of(how: str) -> dict[str, str]:
     """Return the planted cause of each job."""
     if how == "diagnose":
@@ -106,6 +111,7 @@ def main() -> None:
     parser.add_argument("--how", choices=("watch", "diagnose"), default="watch")
     parser.add_argument("--seconds", type=float, help="of training in each job; default: 8 for watch, 5 for diagnose")
     parser.add_argument("--jobs", nargs="*", help="jobs to run; default: all")
+    parser.add_argument("--beside", type=int, default=0, help="cores that other programs take during each job")
     parser.add_argument("--save", action="store_true", help="write the results to benchmarks/results after each job")
     parser.add_argument("--out", type=Path, help="write them to this folder, with the full findings of each job")
     arguments = parser.parse_args()
@@ -114,7 +120,7 @@ def main() -> None:
         parser.error(f"unknown job {', '.join(sorted(unknown))}; the jobs are: {', '.join(causes)}")
     seconds = arguments.seconds or {"watch": 8.0, "diagnose": 5.0}[arguments.how]
     name = "planted_causes" if arguments.how == "watch" else "planted_causes_diagnose"
-    name += "_gpu" * torch.cuda.is_available()
+    name += "_beside" * bool(arguments.beside) + "_gpu" * torch.cuda.is_available()
     packages = provenance("torch", *(["stable_baselines3"] if arguments.how == "watch" else []))
     earlier = (arguments.out or RESULTS) / f"{name}.json"
     rows: list[dict[str, Any]] = []
@@ -123,19 +129,30 @@ def main() -> None:
     kept, details = len(rows), dict[str, Any]()
     for job in arguments.jobs or causes:
         began, planted = perf_counter(), causes[job]
-        details[job] = finding = find_cause(arguments.how, job, seconds)
+        with ExitStack() as companions:
+            for _ in range(arguments.beside):
+                companions.enter_context(running(core_taken()))
+            details[job] = finding = find_cause(arguments.how, job, seconds)
         duration = perf_counter() - began
+        also = finding.get("also", ()) if arguments.how == "watch" else ()
         row = {"job": job, "planted": planted, "named": finding["cause"], "verdict": finding["verdict"]}
+        if arguments.beside:
+            row["also"] = [{"cause": other["cause"], "verdict": other["verdict"]} for other in also]
+            row["others_cores"] = finding.get("others_cores")
         rows.append({**row, "date": packages["date"]})
-        mark = "hit " if planted == finding["cause"] else "MISS"
-        print(f"{mark}  {duration:3.0f} s  {job:<20} {planted:<22} {finding['verdict']}", flush=True)
-        hits = sum(row["planted"] == row["named"] for row in rows)
+        texts = " Also: ".join([finding["verdict"], *(other["verdict"] for other in also)])
+        print(f"{'hit ' if is_hit(row) else 'MISS'}  {duration:3.0f} s  {job:<20} {planted:<22} {texts}", flush=True)
+        hits = sum(map(is_hit, rows))
         if arguments.save or arguments.out:
-            save(name, {**packages, "seconds": seconds, "hits": hits, "jobs": rows}, arguments.out)
+            save(
+                name,
+                {**packages, "seconds": seconds, "beside": arguments.beside, "hits": hits, "jobs": rows},
+                arguments.out,
+            )
         if arguments.out:
             save(f"{name}_details", details, arguments.out)
     new_rows = rows[kept:]
-    print(f"{sum(row['planted'] == row['named'] for row in new_rows)} of {len(new_rows)} planted causes were named")
+    print(f"{sum(map(is_hit, new_rows))} of {len(new_rows)} planted causes were named")
 
 
 if __name__ == "__main__":

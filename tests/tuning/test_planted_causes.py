@@ -44,6 +44,19 @@ def test_companion_program_runs_during_the_job_and_ends_after_it() -> None:
     assert program.returncode == 0
 
 
+def test_companion_program_that_takes_a_core_computes_until_the_job_ends() -> None:
+    with companion.running(companion.core_taken()) as program:
+        time.sleep(0.5)
+        assert psutil.Process(program.pid).cpu_times().user > 0
+    assert program.returncode == 0
+
+
+def test_cause_that_is_named_beside_cpu_contention_is_a_hit() -> None:
+    row = {"planted": "environment waits", "named": "CPU contention"}
+    assert not planted_causes.is_hit(row)
+    assert planted_causes.is_hit({**row, "also": [{"cause": "environment waits", "verdict": "It waits."}]})
+
+
 def test_companion_program_is_killed_if_the_job_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(companion, "_EXIT_TIMEOUT_S", 0.2)
     with pytest.raises(KeyError), companion.running([sys.executable, "-c", IGNORES_STDIN]) as program:
