@@ -46,7 +46,9 @@ class FixedBatchBuffer:
         return self.batch
 
 
-def sb3_model(run: SmallRun, algorithm: Any, **settings: Any) -> tuple[Any, FixedBatchBuffer]:
+def sb3_model(
+    run: SmallRun, algorithm: Any, policy_kwargs: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Any, FixedBatchBuffer]:
     """A Stable-Baselines3 model with this run's sizes and settings, but its own weights, and its replay buffer."""
     recipe = run.algo.recipe
     model = algorithm(
@@ -58,6 +60,7 @@ def sb3_model(run: SmallRun, algorithm: Any, **settings: Any) -> tuple[Any, Fixe
             "net_arch": list(recipe.net_arch),
             "optimizer_class": {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}[recipe.optimizer],
             "optimizer_kwargs": {"eps": EPS},
+            **(policy_kwargs or {}),
         },
         device="cpu",
         **settings,
@@ -164,6 +167,49 @@ def test_sac_matches_stable_baselines3(ent_coef: Any, optimizer: str, noise: lis
         if ent_coef == "auto":
             assert_close(algo.rule.log_alpha[0], model.log_ent_coef, atol=2e-6, rtol=1e-5)
     assert (algo.parameters.flat - first).abs().max() > 5 * RATE
+
+
+@pytest.mark.parametrize("use_expln", [False, True], ids=["exp", "expln"])
+def test_sac_with_state_dependent_exploration_matches_stable_baselines3(
+    use_expln: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stable-Baselines3 gets our noise: it would draw one matrix for the whole batch, and we draw each action's."""
+    run = filled_sac(
+        Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, use_sde=True, use_expln=use_expln, log_std_init=-0.5
+    )
+    algo, reals = run.algo, run.policy.distribution.reals
+    kwargs = {"log_std_init": -0.5, "use_expln": use_expln}
+    model, buffer = sb3_model(run, sb3.SAC, kwargs, tau=algo.recipe.tau, use_sde=True)
+    dist = model.actor.action_dist
+    dist.bijector.epsilon = 0.0  # it is added inside log(1 − a²); our formula does without
+    queue: list[Tensor] = []
+    monkeypatch.setattr(dist, "get_noise", lambda latent: dist.distribution.scale * queue.pop(0))
+    model.ent_coef_optimizer.param_groups[0]["eps"] = EPS
+    pairs = [(linears(run.policy.actor_trunk), linears(model.actor.latent_pi))]
+    pairs += [(linears(run.policy.actor_head), linears(model.actor.mu))]
+    networks = [(algo.rule.critics, model.critic), (algo.rule.targets, model.critic_target)]
+    with torch.no_grad():
+        for mine, theirs in pairs:
+            copy_weights(mine, theirs)
+        for ours, others in networks:
+            for member, other in enumerate(others.q_networks):
+                copy_weights(linears(member_network(ours.ensemble, member, nn.ReLU).float()), linears(other))
+    first = run.policy.log_std.detach().clone()
+    for number in range(UPDATES):
+        batch, generator = sample_batch(run, number)
+        next_noise, noise_now = torch.randn(2, len(batch.obs), reals, generator=generator)
+        queue += [noise_now, next_noise]  # the order in which Stable-Baselines3 draws them
+        buffer.set_batch(batch)
+        model.train(1, algo.recipe.batch_size)
+        algo.update(torch.Generator().manual_seed(number))
+        for mine, theirs in pairs:
+            assert_equal_weights(mine, theirs)
+        assert_close(run.policy.log_std.view(-1, reals), model.actor.log_std, atol=2e-6, rtol=1e-5)
+        for ours, others in networks:
+            for member, network in enumerate(others.q_networks):
+                plain = linears(member_network(ours.ensemble, member, nn.ReLU).float())
+                assert_equal_weights(plain, linears(network))
+    assert (run.policy.log_std - first).abs().max() > 5 * RATE
 
 
 @pytest.mark.parametrize("delay", [1, 2])

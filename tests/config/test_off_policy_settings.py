@@ -40,6 +40,10 @@ NON_DEFAULT: dict[str, Any] = {
     "ortho_init": False,
     "ent_coef_init": 0.5,
     "log_std_init": -1.0,
+    "use_sde": True,
+    "sde_sample_freq": 4,
+    "use_expln": True,
+    "use_sde_at_warmup": True,
     "action_distribution": "beta",
     "actor_obs": ("policy",),
     "critic_obs": ("policy", "privileged"),
@@ -72,19 +76,19 @@ PPO_ONLY = [
     *("n_epochs", "share_trunk", "recurrent", "recurrent_size", "gae_lambda", "clip_range", "clip_schedule"),
     *("clip_range_vf", "vf_coef", "target_kl", "normalize_advantage", "normalize_obs", "normalize_reward"),
     "ortho_init",
-    "log_std_init",
     "action_distribution",
     "actor_obs",
     "critic_obs",
 ]
+PPO_AND_SAC = ["ent_coef", "use_sde", "sde_sample_freq", "use_expln", "log_std_init"]
 SAC_AND_TD3 = ["n_critics", "action_limit"]
 TD3_ONLY = ["policy_delay", "target_policy_noise", "target_noise_clip", "exploration_noise"]
-SAC_ONLY = ["weight_init", "ent_coef_init", "target_entropy", "value_limit", "n_tasks"]
+SAC_ONLY = ["weight_init", "ent_coef_init", "target_entropy", "value_limit", "n_tasks", "use_sde_at_warmup"]
 DQN_ONLY = ["double_dqn", "dueling", "target_update_interval", "exploration_final_eps", "exploration_fraction"]
 OFF_POLICY = ["buffer_size", "learning_starts", "utd_ratio", "n_step", "per", "per_alpha", "per_beta", "tau"]
 OWNERS = {
     **{name: ["ppo"] for name in PPO_ONLY},
-    "ent_coef": ["ppo", "sac"],
+    **{name: ["ppo", "sac"] for name in PPO_AND_SAC},
     "critic_arch": ["ppo", "sac", "td3"],
     **{name: ["sac", "td3", "dqn"] for name in OFF_POLICY},
     **{name: ["sac", "td3"] for name in SAC_AND_TD3},
@@ -92,6 +96,7 @@ OWNERS = {
     **{name: ["sac"] for name in SAC_ONLY},
     **{name: ["dqn"] for name in DQN_ONLY},
 }
+ONLY_WITH_SDE = {"sde_sample_freq", "use_expln", "log_std_init", "use_sde_at_warmup"}
 SHARED = {
     *("algo", "n_envs", "n_steps", "batch_size", "net_arch", "activation", "network", "adam_eps"),
     *("learning_rate", "lr_schedule", "gamma", "max_grad_norm", "discretize", "overlap", "precision"),
@@ -116,7 +121,8 @@ def test_every_recipe_setting_is_shared_or_owned() -> None:
 @pytest.mark.parametrize("name", NON_DEFAULT)
 def test_setting_is_accepted_only_by_its_algorithms(name: str, algo: str) -> None:
     if algo in OWNERS[name]:
-        config = make_config(algo, **{name: NON_DEFAULT[name]})
+        needed = {"use_sde": True} if name in ONLY_WITH_SDE else {}
+        config = make_config(algo, **{name: NON_DEFAULT[name]}, **needed)
         assert getattr(validated(config).recipe, name) == NON_DEFAULT[name]
         return
     with pytest.raises(UsageError) as error:

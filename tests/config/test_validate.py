@@ -72,6 +72,23 @@ def test_default_config_is_valid_and_unchanged() -> None:
         ),
         ({"log_std_init": "-inf"}, "`log_std_init` is -inf; it must be a finite number."),
         ({"clip_range_vf": 0}, "`clip_range_vf` is 0.0; it must be above 0, or none."),
+        ({"sde_sample_freq": -1, "use_sde": True}, "`sde_sample_freq` is -1; it must be above 0, or none."),
+        (
+            {"sde_sample_freq": 4},
+            "`sde_sample_freq` is a setting of state-dependent exploration, which is off; add --use-sde, or remove it.",
+        ),
+        (
+            {"algo": "sac", "log_std_init": -2},
+            "`log_std_init` is a setting of state-dependent exploration, which is off; add --use-sde, or remove it.",
+        ),
+        (
+            {"use_sde": True, "action_distribution": "beta"},
+            "`use_sde` needs Gaussian actions, but `action_distribution` is beta; remove one of the two.",
+        ),
+        (
+            {"algo": "sac", "use_sde": True, "n_tasks": 10},
+            "`use_sde` supports one task, but `n_tasks` is above 1; remove one of the two.",
+        ),
         ({"target_kl": -1}, "`target_kl` is -1.0; it must be above 0, or none."),
         ({"workers": 0}, "`workers` is 0; it must be above 0, or auto."),
         ({"checkpoint_every": 0}, "`checkpoint_every` is 0; it must be above 0, or auto."),

@@ -17,6 +17,8 @@ from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe, recipe_for
 from unidle.engine.memory_check import require_memory_for_networks, require_memory_for_rollouts
 from unidle.errors import UsageError
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.distributions import ActionDistribution, StateDependent
 from unidle.spaces.observations import ObservationLayout
 
 GIB = 2**30
@@ -54,6 +56,20 @@ def test_overlap_needs_two_rollouts() -> None:
     assert error_of(recipe, 512, 2, 0, count=2).startswith(
         "2 rollouts (--overlap strict) of n_envs × n_steps = 1,000 × 6,000 transitions each need 6."
     )
+
+
+@pytest.mark.usefixtures("four_gib")
+def test_exploration_matrices_count_too() -> None:
+    actions = ActionLayout.of(spaces.Box(-1, 1, (8,)))
+
+    def require(matrix_steps: int) -> None:
+        distribution = ActionDistribution(actions, StateDependent(256, matrix_steps))
+        recipe = recipe_for("ppo", n_envs=1000, n_steps=1024)
+        require_memory_for_rollouts(recipe, (64, 8, 0), CPU, 1, distribution)
+
+    require(4)  # 257 × 1,000 matrices of 8 KiB
+    with pytest.raises(UsageError, match=r"needs 7\.9 GiB"):
+        require(1)
 
 
 def test_size_of_a_rollout_is_that_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

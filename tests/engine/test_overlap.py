@@ -74,7 +74,7 @@ def test_rollout_k_is_collected_with_weights_of_update_k_minus_1(
         with torch.no_grad():  # every action was sampled with these weights
             for t in range(16):
                 by_slot_policy, by_latest_policy = (
-                    policy.distribution.sample(policy.act(slot.rollout.obs[t])[0], slot.inference.noise[t])
+                    policy.distribution.sample(policy.act(slot.rollout.obs[t])[0], slot.inference.noise.at((t,)))
                     for policy in (slot.policy, run.policy)
                 )
                 assert (slot.rollout.actions[t] - by_slot_policy).abs().max() < 1e-5  # NumPy rounds differently

@@ -78,7 +78,7 @@ class Evaluation:
             return torch.cat([policy.distribution.pack(params), value.unsqueeze(-1)], -1).squeeze(1)
 
         out = self._in_chunks(one_step, obs, starts, states).unflatten(0, lead)
-        packed, value = out.split((policy.distribution.n_outputs, 1), -1)
+        packed, value = out.split((policy.distribution.n_packed, 1), -1)
         return policy.distribution.unpack(packed[:-1], policy.log_std), value.squeeze(-1).contiguous()
 
     def _in_chunks(self, function, *columns: Tensor, rows_each: int = 1) -> Tensor:  # type: ignore[no-untyped-def]

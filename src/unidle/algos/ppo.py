@@ -297,7 +297,7 @@ class PPO:
         metrics |= self.ops.metrics()
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
         if self.policy.log_std.numel():
-            metrics["std"] = self.policy.log_std.detach().exp().mean()
+            metrics["std"] = self.policy.distribution.real.std(self.policy.log_std.detach()).mean()
         return metrics
 
     def plasticity(self, seed: int, step: int) -> dict[str, Tensor]:

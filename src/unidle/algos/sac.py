@@ -184,11 +184,14 @@ class SAC:
 
     def set_exploration(self, progress: float, *, warm_up: bool) -> None:
         """Uniformly random actions during warm-up; then the stochastic policy explores."""
-        self.policy.distribution.at_random.fill_(warm_up)
+        self.policy.distribution.at_random.fill_(warm_up and not self.recipe.use_sde_at_warmup)
 
     def current_metrics(self) -> dict[str, Tensor]:
-        """The temperature, averaged over tasks."""
-        return {"temperature": self.log_alpha.exp().mean()}
+        """The temperature, averaged over tasks, and the learned standard deviation of exploration matrices."""
+        metrics = {"temperature": self.log_alpha.exp().mean()}
+        if self.policy.log_std is not None:
+            metrics["std"] = self.policy.distribution.real.std(self.policy.log_std.detach()).mean()
+        return metrics
 
     def plasticity(self, batch: Transitions) -> dict[str, Tensor]:
         """Plasticity metrics of the actor and the first critic."""

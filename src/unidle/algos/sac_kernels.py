@@ -47,6 +47,8 @@ def unsupported(sac: SAC) -> str | None:
     encoder, ensemble = sac.policy.encoder, sac.critics.ensemble
     if not sac.policy.distribution.reals:
         return "actions are discrete"
+    if sac.recipe.use_sde:
+        return "the noise depends on the state (use_sde)"
     if not encoder.is_float_vector or encoder.norm is not None:
         return "the observation is not one float32 vector"
     if len(ensemble.weights) < 2:

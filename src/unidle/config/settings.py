@@ -160,6 +160,12 @@ class PPORecipe(Recipe):
     """Orthogonal initial weights and a small output layer of the actor; otherwise PyTorch's default."""
     log_std_init: float = 0.0
     """Initial log standard deviation of Gaussian actions, in units of half the action range."""
+    use_sde: bool = False
+    """Generalised state-dependent exploration (gSDE): noise that is a function of the state; see docs/spaces.md."""
+    sde_sample_freq: int | None = None
+    """With use_sde: draw a new exploration matrix every this many steps of an iteration; none: only at its start."""
+    use_expln: bool = False
+    """With use_sde: above 1, standard deviations grow with the logarithm of their parameter, not exponentially."""
     action_distribution: Literal["gaussian", "squashed", "beta"] = "gaussian"
     """Distribution of continuous actions; squashed (tanh) and beta need bounded actions, and never clip them."""
     overlap: Literal["auto", "off", "strict"] = "auto"
@@ -270,6 +276,16 @@ class SACRecipe(OffPolicyActorCriticRecipe):
     """Target entropy of a learned ent_coef; auto: -dim(action) for Box, 0.98 × log(n) for Discrete actions."""
     weight_init: Literal["torch", "he"] = "torch"
     """Weight initialisation: PyTorch's default, or He uniform with zero biases and small output layers."""
+    use_sde: bool = False
+    """Generalised state-dependent exploration (gSDE): noise that is a function of the state; see docs/spaces.md."""
+    sde_sample_freq: int | None = None
+    """With use_sde: draw a new exploration matrix every this many steps of an iteration; none: only at its start."""
+    use_expln: bool = False
+    """With use_sde: above 1, standard deviations grow with the logarithm of their parameter, not exponentially."""
+    log_std_init: float = -3.0
+    """With use_sde: initial log standard deviation of the exploration matrix's entries."""
+    use_sde_at_warmup: bool = False
+    """With use_sde: explore with it during the first learning_starts steps too, not uniformly."""
     value_limit: float | None = None
     """Clip Q values and targets in the critic loss to ±this; none: no clipping."""
     n_tasks: int = 1

@@ -30,7 +30,7 @@ _NOT_NEGATIVE = {
 }
 _POSITIVE_OR_NONE = {
     *("clip_range_vf", "target_kl", "value_limit", "workers", "slices", "checkpoint_every", "env_timeout"),
-    "eval_max_steps",
+    *("eval_max_steps", "sde_sample_freq"),
 }
 _FRACTIONS = {
     *("gamma", "gae_lambda", "tau", "per_alpha", "per_beta", "exploration_final_eps", "exploration_fraction"),
@@ -42,6 +42,7 @@ _OPTIMIZER_SETTINGS = {
     "rmsprop_alpha": ("rmsprop",),
     "momentum": ("rmsprop", "sgd"),
 }
+_SDE_SETTINGS = {"sde_sample_freq", "use_expln", "use_sde_at_warmup", "log_std_init"}
 # May be changed in a preset that reproduces published results, because the updates per step stay the same.
 _MAY_CHANGE_IN_FIXED = {"n_envs", "overlap"}
 
@@ -63,6 +64,7 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
         ) from None
     recipe, engine = config.recipe, config.engine
     _check_optimizer(recipe)
+    _check_sde(recipe)
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", engine.device):
         raise UsageError(f"`device` is {engine.device!r}; use auto, cpu, cuda, or cuda:1 for the second GPU.")
     if engine.subproc is False and engine.workers is not None:
@@ -132,6 +134,24 @@ def _check_optimizer(recipe: Recipe) -> None:
         if recipe.optimizer not in optimizers and getattr(recipe, name) != getattr(Recipe, name):
             owners = " and ".join(optimizers)
             raise UsageError(f"`{name}` is a setting of --optimizer {owners}, not of {recipe.optimizer}; remove it.")
+
+
+def _check_sde(recipe: Recipe) -> None:
+    """UsageError for settings of state-dependent exploration without it, or for what it does not go with."""
+    given = vars(recipe)
+    if not given.get("use_sde", False):
+        for name in _SDE_SETTINGS & given.keys():
+            if given[name] != getattr(type(recipe), name) and (name != "log_std_init" or not recipe.on_policy):
+                raise UsageError(
+                    f"`{name}` is a setting of state-dependent exploration, which is off; add --use-sde, or remove it."
+                )
+    elif given.get("action_distribution", "gaussian") != "gaussian":
+        raise UsageError(
+            f"`use_sde` needs Gaussian actions, but `action_distribution` is {given['action_distribution']}; remove "
+            "one of the two."
+        )
+    elif recipe.n_tasks > 1:
+        raise UsageError("`use_sde` supports one task, but `n_tasks` is above 1; remove one of the two.")
 
 
 def _is_utf8(text: str) -> bool:

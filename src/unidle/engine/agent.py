@@ -84,7 +84,7 @@ class Agent:
         if deterministic:
             actions = distribution.mode(params)
         else:
-            actions = distribution.sample(params, distribution.noise((len(packed),), self._generator))
+            actions = distribution.sample(params, distribution.all_noise((len(packed),), self._generator))
         taken = unpack_actions(self.action_layout, distribution.to_env(actions).cpu().numpy(), size)
         if after is None:
             return taken, None

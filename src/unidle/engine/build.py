@@ -97,7 +97,7 @@ def build_parts(
         torch.set_rng_state(weights.get_state())
     sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
     n_rollouts = 2 if recipe.overlap == "strict" else 1
-    require_memory_for_rollouts(recipe, sizes, device, n_rollouts)
+    require_memory_for_rollouts(recipe, sizes, device, n_rollouts, policy.distribution)
     rollouts = [Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(n_rollouts)]
     loop: DeviceLoop | None = None
     collector: HostCollector | DeviceCollector

@@ -16,7 +16,9 @@ from unidle.buffers.placement import usable_memory
 from unidle.buffers.prefetch import in_gib
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
+from unidle.engine.collect.rollout_noise import RolloutNoise
 from unidle.errors import UsageError
+from unidle.spaces.distributions import ActionDistribution
 from unidle.spaces.observations import ObservationLayout
 
 _COPIES = {"adam": 4, "adamw": 4, "rmsprop": 3, "sgd": 2}  # of all parameters: weights, gradient, optimiser state
@@ -43,10 +45,21 @@ def require_memory_for_networks(recipe: Recipe, obs_layout: ObservationLayout, d
         )
 
 
-def require_memory_for_rollouts(recipe: Recipe, sizes: tuple[int, int, int], device: torch.device, count: int) -> None:
-    """UsageError if `count` rollouts do not fit on the device; `sizes` are `Rollout`'s obs_bytes, width, state_size."""
+def require_memory_for_rollouts(
+    recipe: Recipe,
+    sizes: tuple[int, int, int],
+    device: torch.device,
+    count: int,
+    distribution: ActionDistribution | None = None,
+) -> None:
+    """UsageError if `count` rollouts do not fit on the device; `sizes` are `Rollout`'s obs_bytes, width, state_size.
+
+    `distribution` is the policy's: its exploration matrices, if it has any, count too.
+    """
     rollout = Rollout(recipe.n_steps, recipe.n_envs, *sizes, torch.device("meta"))
     tensors = [tensor for tensor in vars(rollout).values() if isinstance(tensor, Tensor) and not tensor._is_view()]
+    if distribution is not None:
+        tensors.append(RolloutNoise(distribution, rollout).matrices)
     batch = 4 * _BATCH_FLOATS * recipe.total_batch if recipe.on_policy else 0
     needed, room = count * (batch + sum(tensor.nbytes for tensor in tensors)), usable_memory(device)
     if needed > room:

@@ -16,7 +16,7 @@ from unidle.nn.encoder import CustomEncoder, Encoder
 from unidle.nn.mlp import mlp, orthogonal
 from unidle.nn.recurrent import RecurrentCore
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distributions import Parameters, action_distribution
+from unidle.spaces.distributions import ActionDistribution, Parameters, StateDependent, action_distribution
 from unidle.spaces.observations import ObservationLayout
 
 NetworkFactory = Callable[[spaces.Space, spaces.Space], nn.Module]
@@ -35,6 +35,12 @@ def action_mask(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
     """The action masks [n, Σ nvec] in observations [n, obs_bytes]; None if there are none."""
     start, width = layout.mask_offset, layout.mask_width
     return obs[..., start : start + width] if width else None
+
+
+def require_reals_for_sde(layout: ActionLayout) -> None:
+    """UsageError if there is no continuous action that state-dependent exploration could add noise to."""
+    if not layout.reals:
+        raise UsageError("`use_sde` needs continuous actions, but all actions here are discrete; remove it.")
 
 
 class ActorCritic(nn.Module):
@@ -56,7 +62,6 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.obs_layout = obs_layout
         self.in_bf16 = recipe.precision == "bf16"
-        self.distribution = action_distribution(action_layout, recipe.action_distribution)
         actor_part, critic_part = _groups(obs_layout, recipe)
         self.encoder = make_encoder(actor_part, action_layout, recipe, network)
         self.critic_encoder: Encoder | None = None
@@ -77,9 +82,15 @@ class ActorCritic(nn.Module):
         new_mlp = functools.partial(mlp, activation=recipe.activation, orthogonal_init=recipe.ortho_init)
         self.actor_trunk = new_mlp(n_features, arch)
         self.critic_trunk = None if recipe.share_trunk else new_mlp(n_critic_features, critic_arch)
+        n_latent = arch[-1] if arch else n_features
+        if recipe.use_sde:
+            require_reals_for_sde(action_layout)
+            real = StateDependent(n_latent, recipe.sde_sample_freq, use_expln=recipe.use_expln)
+            self.distribution = ActionDistribution(action_layout, real)
+        else:
+            self.distribution = action_distribution(action_layout, recipe.action_distribution)
+        self.actor_head = nn.Linear(n_latent, self.distribution.n_outputs)
         # A small gain, so that the initial policy is nearly uniform for all observations.
-        n_outputs = self.distribution.n_outputs
-        self.actor_head = nn.Linear(arch[-1] if arch else n_features, n_outputs)
         if recipe.ortho_init:
             orthogonal(self.actor_head, 0.01)
         self.critic_head = nn.Linear(critic_arch[-1] if critic_arch else n_critic_features, 1)
@@ -120,7 +131,7 @@ class ActorCritic(nn.Module):
     # The heads run in float32: in bfloat16, a value of 300 would be rounded to a multiple of 2.
 
     def _params(self, latent: Tensor, mask: Tensor | None) -> Parameters:
-        return self.distribution.params(self.actor_head(latent), self.log_std, mask)
+        return self.distribution.params(self.actor_head(latent), self.log_std, mask, latent)
 
     def _value(self, features: Tensor, actor_latent: Tensor | None = None) -> Tensor:
         if self.critic_trunk is not None:

@@ -82,6 +82,8 @@ def describe_actor(policy: nn.Module) -> ActorMlp | str:
         return "the policy is recurrent or in bfloat16"
     if isinstance(policy, ActorCritic) and distribution.name not in KERNEL_DISTRIBUTIONS:
         return f"the action distribution is {distribution.name}"
+    if isinstance(policy, SACPolicy) and policy.log_std is not None:
+        return "the noise depends on the state (use_sde)"
     if not encoder.is_float_vector:
         return "the observation is not one float32 vector"
     if policy.masked or distribution.heads:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from unidle.config import SACRecipe
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import NetworkFactory, action_mask, make_encoder
+from unidle.nn.actor_critic import NetworkFactory, action_mask, make_encoder, require_reals_for_sde
 from unidle.nn.encoder import Encoder
 from unidle.nn.mlp import mlp
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distributions import Params, SquashedActions
+from unidle.spaces.distributions import Params, SquashedActions, SquashedStateDependent
 from unidle.spaces.observations import ObservationLayout
 
 _HE_HEAD = 1e-3  # bound of the head's initial weights and biases with weight_init: he
@@ -46,10 +47,14 @@ class SACPolicy(nn.Module):
         if action_layout.heads > 1 or (action_layout.heads and action_layout.reals):
             raise UsageError("SAC needs a Box or Discrete action space; for others use --algo ppo.")
         self.obs_layout = obs_layout
-        self.distribution = SquashedActions(action_layout.within(recipe.action_limit))
         self.encoder: Encoder = make_encoder(obs_layout, action_layout, recipe, network)
         self.actor_trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonal_init=False)
         latent = recipe.net_arch[-1] if recipe.net_arch else self.encoder.n_features
+        real: SquashedStateDependent | None = None
+        if recipe.use_sde:
+            require_reals_for_sde(action_layout)
+            real = SquashedStateDependent(latent, recipe.sde_sample_freq, use_expln=recipe.use_expln)
+        self.distribution = SquashedActions(action_layout.within(recipe.action_limit), real)
         self.n_tasks = recipe.n_tasks
         if self.n_tasks > 1 and not (self.encoder.is_float_vector and self.encoder.n_numbers > self.n_tasks):
             raise UsageError(
@@ -65,6 +70,9 @@ class SACPolicy(nn.Module):
                     nn.init.zeros_(module.bias)
             for parameter in self.actor_head.parameters():
                 nn.init.uniform_(parameter, -_HE_HEAD, _HE_HEAD)
+        self.log_std: nn.Parameter | None = None  # otherwise an output of the network
+        if recipe.use_sde:
+            self.log_std = nn.Parameter(torch.full((self.distribution.n_free,), recipe.log_std_init))
 
     @property
     def masked(self) -> bool:
@@ -77,8 +85,10 @@ class SACPolicy(nn.Module):
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
         """Like `act`, on encoded observations."""
-        out = select_task_outputs(self.actor_head(self.actor_trunk(features)), features, self.n_tasks)
-        params: Params = self.distribution.params(out, out[:0], mask)
+        latent = self.actor_trunk(features)
+        out = select_task_outputs(self.actor_head(latent), features, self.n_tasks)
+        free = out[:0] if self.log_std is None else self.log_std
+        params: Params = self.distribution.params(out, free, mask, latent)
         return params, state
 
     def tasks(self, obs: Tensor) -> Tensor:

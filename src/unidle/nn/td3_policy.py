@@ -23,7 +23,9 @@ class _Deterministic(Gaussian):
     name = "deterministic"  # not supported by kernels
     n_outputs, n_free = 1, 0
 
-    def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Params:
+    def params(
+        self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...], latent: Tensor | None = None
+    ) -> Params:
         """The mean is the action."""
         (output,) = outputs
         return Params(logits, torch.tanh(output), output.new_zeros(0))

@@ -445,7 +445,11 @@ def test_shared_settings_are_passed_through(read: Read) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("use_sde: true", r"`use_sde: True` is not supported: .* \(gSDE\) is not implemented"),
+        (
+            'policy_kwargs: "dict(squash_output=True)"',
+            r"squash_output: True` is not supported: with gSDE, .* PPO clips",
+        ),
+        ('policy_kwargs: "dict(full_std=False)"', "learns a standard deviation for each feature and action"),
         ("vec_env_wrapper: a.b.C", "unidle wraps single environments"),
         ("callback: a.b.C", "pass callbacks in Python"),
         ("qf_lr: 9", "`qf_lr: 9` is not supported: unidle has no such setting; remove it"),
@@ -471,9 +475,17 @@ def test_setting_that_unidle_does_not_have_is_refused_with_reason(read: Read, te
 
 def test_settings_without_effect_are_accepted_silently(read: Read) -> None:
     text = "use_sde: false\nsde_sample_freq: 4\nframe_stack: 1\nverbose: 1\nvec_env_wrapper: null\n"
-    text += 'policy_kwargs: "dict(ortho_init=True, optimizer_class=th.optim.Adam, optimizer_kwargs=dict(eps=0.1))"'
-    expected = {"n_envs": 4, "frame_stack": 1, "ortho_init": True, "adam_eps": 0.1}
+    text += 'policy_kwargs: "dict(ortho_init=True, optimizer_class=th.optim.Adam, optimizer_kwargs=dict(eps=0.1), '
+    text += 'use_expln=True, full_std=True)"'
+    expected = {"n_envs": 4, "use_sde": False, "frame_stack": 1, "ortho_init": True, "adam_eps": 0.1}
     assert sb3(read, text) == ConvertedConfig(expected, [], "classic")
+
+
+@pytest.mark.parametrize(("given", "expected"), [("4", 4), ("-1", None)])
+def test_state_dependent_exploration_is_converted(read: Read, given: str, expected: int | None) -> None:
+    result = sb3(read, f"sde_sample_freq: {given}\nuse_sde: true\n" + 'policy_kwargs: "dict(use_expln=True)"')
+    values = {"n_envs": 4, "use_sde": True, "sde_sample_freq": expected, "use_expln": True}
+    assert result == ConvertedConfig(values, [], "classic")
 
 
 @pytest.mark.parametrize(

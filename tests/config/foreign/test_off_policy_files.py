@@ -102,6 +102,27 @@ def test_schedule_of_dqn_is_converted(
             {"net_arch": (64,), "critic_arch": (32,), "n_critics": 3},
         ),
         ("sac.yml", "optimize_memory_usage: True", {"algo": "sac"}),
+        (  # rl-zoo's MountainCarContinuous-v0
+            "sac.yml",
+            'use_sde: True\n  policy_kwargs: "dict(log_std_init=-3.67, net_arch=[64, 64], use_expln=True)"',
+            {"use_sde": True, "log_std_init": -3.67, "use_expln": True, "sde_sample_freq": None},
+        ),
+        (
+            "sac.yml",
+            "sde_sample_freq: 64\n  use_sde_at_warmup: True\n  use_sde: True",
+            {"use_sde": True, "log_std_init": -3.0, "sde_sample_freq": 64, "use_sde_at_warmup": True},
+        ),
+        (
+            "sac.yml",
+            'sde_sample_freq: 64\n  use_sde_at_warmup: True\n  policy_kwargs: "dict(log_std_init=-2)"',
+            {"use_sde": False, "log_std_init": -3.0, "sde_sample_freq": None, "use_sde_at_warmup": False},
+        ),
+        ("td3.yml", "use_sde: False\n  sde_sample_freq: 4", {"algo": "td3"}),
+        (  # rl-zoo's Pendulum-v1
+            "ppo.yml",
+            "use_sde: True\n  sde_sample_freq: 4",
+            {"use_sde": True, "sde_sample_freq": 4, "use_expln": False, "log_std_init": 0.0},
+        ),
         ("td3.yml", "noise_type: normal\n  noise_std: 0.3", {"exploration_noise": 0.3}),
         ("td3.yml", "policy_delay: 3", {"policy_delay": 3}),
         ("my.yml", "exploration_fraction: 0.3", {"algo": "dqn", "exploration_fraction": 0.3}),
@@ -118,7 +139,12 @@ def test_words_are_converted(tmp_path: Path, name: str, text: str, expected: dic
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("sac.yml", "use_sde: True", "gSDE"),
+        ("td3.yml", "use_sde: True", "`use_sde: True` needs PPO or SAC; TD3 has its own exploration"),
+        (
+            "sac.yml",
+            'use_sde: True\n  policy_kwargs: "dict(clip_mean=0.0)"',
+            "clip_mean: 0.0` is not supported: .* keeps the mean of gSDE's actions in ±2",
+        ),
         ("sac.yml", "normalize: True", "normalises observations and rewards for PPO only"),
         ("sac.yml", "train_freq: [1, episode]", "learns after whole episodes"),
         ("sac.yml", "target_update_interval: 5", "updates its target networks with every update"),

@@ -220,7 +220,7 @@ def assert_actions_match_recorded_observations(slot: RolloutSlot, carried_state:
             state = rollout.states[t] * ~rollout.starts[t].unsqueeze(-1)
             obs = rollout.obs[t].clone()  # aligned like the block, which affects the last bit
             params, after = policy.act(obs, state if policy.state_size else None)
-            action = policy.distribution.sample(params, slot.inference.noise[t])
+            action = policy.distribution.sample(params, slot.inference.noise.at((t,)))
         assert torch.equal(rollout.actions[t], action)
         # So the value of the last observation before a truncation uses the state after the last complete step.
         assert after is None or torch.equal(rollout.states[t + 1], after)

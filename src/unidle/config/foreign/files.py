@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from unidle.config.fields import coerce, section_of, unknown_key
 from unidle.config.files import flatten_sections, read_yaml
-from unidle.config.foreign import elegantrl, rl_zoo, sb3, sb3_off_policy
+from unidle.config.foreign import elegantrl, rl_zoo, sb3, sb3_off_policy, sb3_sde
 from unidle.config.foreign.algorithm import algorithm_of, is_recurrent
 from unidle.config.renamed import with_current_names, without_other_algorithms
 from unidle.errors import UsageError
@@ -127,6 +127,8 @@ class _Conversion:
             return ConvertedConfig(self.values, self.notes, self.values.get("preset"))
         if self.is_zoo and self.algo == "ppo":
             self._limit_batch_size((known_envs or 1) * self.values.get("n_steps", 2048))
+        for name in sb3_sde.without_effect(self.values, self.algo):
+            del self.values[name]
         # Settings missing from such a file have Stable-Baselines3's defaults.
         values = {**self.defaults, **self.values}
         if self.algo != "ppo":

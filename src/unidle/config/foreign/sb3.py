@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unidle.config.fields import coerce, owners_of, section_of
-from unidle.config.foreign import sb3_off_policy, sb3_optimizer
+from unidle.config.foreign import sb3_off_policy, sb3_optimizer, sb3_sde
 from unidle.config.settings import Activation
 from unidle.errors import UsageError
 
@@ -23,11 +23,12 @@ RENAMED = {
 
 # Settings that unidle does not have, with the values that have no effect.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "use_sde": (False,),
     "vec_env_wrapper": (None, []),
     "callback": (None, []),
     "ortho_init": (True,),
     "squash_output": (False,),
+    "full_std": (True,),
+    "clip_mean": (2.0,),
     "share_features_extractor": (True,),
     "shared_lstm": (True,),
     "n_lstm_layers": (1,),
@@ -42,10 +43,11 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 _NOT_LEARNING = {
     *("verbose", "tensorboard_log", "stats_window_size", "log_interval", "progress_bar", "monitor_kwargs"),
     *("optimize_memory_usage", "vec_env_class", "vec_env_kwargs"),
-    *("sde_sample_freq", "use_sde_at_warmup", "use_expln", "full_std", "clip_mean"),  # of gSDE, which use_sde turns on
 }
 _REASONS = {
-    "use_sde": "generalised state-dependent exploration (gSDE) is not implemented",
+    "squash_output": "with gSDE, unidle's PPO clips actions",
+    "full_std": "unidle's gSDE learns a standard deviation for each feature and action",
+    "clip_mean": "unidle's SAC keeps the mean of gSDE's actions in ±2",
     "vec_env_wrapper": "unidle wraps single environments, with --wrapper",
     "callback": "pass callbacks in Python, as after_iteration and after_evaluation",
     "ortho_init": "only PPO's initial weights are orthogonal",
@@ -165,14 +167,16 @@ def _policy_kwargs(value: Any, source: str, notes: list[str], algo: str) -> dict
             values |= sb3_optimizer.optimizer(options, source, algo)
         elif name == "enable_critic_lstm":
             notes.append(f"`enable_critic_lstm: {option}`: in unidle actor and critic share one LSTM.")
-        elif name == "log_std_init" and algo != "ppo":
-            pass  # without gSDE, Stable-Baselines3's SAC does not use it
-        elif name == "log_std_init":
+        elif name in sb3_sde.READERS:
+            values |= sb3_sde.READERS[name](option, source, notes, algo)
+        elif name == "log_std_init" and algo == "ppo":
             values["log_std_init"] = option
             notes.append(
                 "`log_std_init` is in action units in SB3, but in units of half the action range in unidle; "
                 "they are equal for actions in [-1, 1]."
             )
+        elif name == "log_std_init":
+            values |= {name: option} if algo in owners_of(name) else {}
         else:
             refuse(str(name), option, source, "policy_kwargs.")
     return values
@@ -252,6 +256,7 @@ READERS: dict[str, Reader] = {
     "ent_coef": _ent_coef,
     "env_wrapper": _env_wrapper,
     "frame_stack": _frame_stack,
+    **sb3_sde.READERS,
 }
 
 
@@ -260,7 +265,6 @@ MARKS = {
     *RENAMED,
     *(key for key in READERS if not section_of(key)),
     "n_minibatches",
-    "use_sde",
     "frame_stack",
     "optimize_memory_usage",
     *(key for key in sb3_off_policy.KEYS if not section_of(key)),

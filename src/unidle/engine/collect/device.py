@@ -14,6 +14,7 @@ from unidle.buffers.rollout import Rollout
 from unidle.config.validate import largest_divisor
 from unidle.engine.collect.device_final_obs import CapturedFinalObs, SimulatorFinalObs
 from unidle.engine.collect.episode_stats import episode_metrics
+from unidle.engine.collect.rollout_noise import RolloutNoise
 from unidle.engine.collect.rollout_slot import FinishedRollout
 from unidle.envs.device.device_env import DeviceEnv, LoggingDeviceEnv, MaskedDeviceEnv, State, Step, traits_of
 from unidle.envs.device.step_log import StepLog
@@ -73,7 +74,7 @@ class DeviceCollector:
         self._last = (0.0, 0.0)
         self._log = StepLog() if isinstance(env, LoggingDeviceEnv) else None
         self._logged: dict[str, float] = {}  # in the latest rollout in which the environment logged anything
-        self._noise = torch.zeros_like(rollout.actions)
+        self._noise = RolloutNoise(policy.distribution, rollout)
         self._step_index = torch.zeros(1, dtype=torch.long, device=device)  # the step of the rollout that comes next
         self._final_obs = CapturedFinalObs(rollout, env.episode_limit) if self._captured else SimulatorFinalObs(rollout)
         most = NODES_PER_GRAPH // NODES_PER_STEP if device.type == "cuda" and self._captured else 1
@@ -102,10 +103,7 @@ class DeviceCollector:
 
     def open_rollout(self) -> None:
         """Draw the next rollout's noise."""
-        self._draw(keyed_generator(self._noise.device, self._seed, NOISE, self.number))
-
-    def _draw(self, generator: torch.Generator) -> None:
-        self._noise.copy_(self.policy.distribution.noise(self._rollout.shape, generator))
+        self._noise.draw(keyed_generator(self._obs.device, self._seed, NOISE, self.number))
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Do nothing: there is no work between rollouts."""
@@ -124,7 +122,7 @@ class DeviceCollector:
 
     def collect(self, generator: torch.Generator) -> Rollout:
         """Draw noise and fill the rollout, for a captured iteration: `finish` without the host's part."""
-        self._draw(generator)
+        self._noise.draw(generator)
         self._fill()
         return self._rollout
 
@@ -184,7 +182,7 @@ class DeviceCollector:
             self.dispatch.fallbacks["Rollout"] = "Triton is not installed"
             return None
         episodes = self._starts, self._returns, self._lengths
-        kernel = rollout_kernel(self._env, self.policy, self._rollout, self._noise, self._state, *episodes)
+        kernel = rollout_kernel(self._env, self.policy, self._rollout, self._noise.steps[:-1], self._state, *episodes)
 
         def build() -> Callable[[], Tensor]:
             assert not isinstance(kernel, str)
@@ -246,7 +244,7 @@ class DeviceCollector:
         params, after = policy.act(obs, state)
         if after is not None:
             self._recurrent.copy_(after)
-        action = policy.distribution.sample(params, self._noise.index_select(0, at).squeeze(0))
+        action = policy.distribution.sample(params, self._noise.at((at,)).squeeze(0))
         rollout.actions.index_copy_(0, at, action.unsqueeze(0))
         return policy.distribution.to_env(action)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from unidle.algos.capturing import Capturer
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
+from unidle.engine.collect.rollout_noise import RolloutNoise
 from unidle.envs.shared_block import SharedBlock
 from unidle.kernels.dispatch import Dispatch, compare
 from unidle.kernels.numpy.act import ActArrays, NumpyActor
@@ -68,7 +69,7 @@ class Inference:
         self._on_gpu = device.type == "cuda"
         self._count = 0
         self.device_ns = 0  # GPU time of the latest timed inference
-        self.noise = torch.zeros_like(rollout.actions_and_trash)
+        self.noise = RolloutNoise(policy.distribution, rollout)
         self._block_obs, self._block_actions = torch.from_numpy(block.obs), torch.from_numpy(block.actions)
         self._starts = torch.zeros(n_envs, dtype=torch.bool)
         # Actions of the whole batch, on the host. Only the actions of ready environments are copied to the block: the
@@ -104,7 +105,7 @@ class Inference:
     def _new_numpy_actor(self) -> NumpyActor:
         rollout, distribution = self.rollout, self.policy.distribution
         ranges = (distribution.scale, distribution.shift, distribution.low, distribution.high)
-        tensors = (rollout.obs, rollout.actions_and_trash, self.noise, *ranges)
+        tensors = (rollout.obs, rollout.actions_and_trash, self.noise.steps, *ranges)
         arrays = ActArrays(self._block.obs, self._staged.numpy(), *(tensor.numpy() for tensor in tensors))
         return NumpyActor(*numpy_acting(self.policy), arrays)
 
@@ -144,7 +145,7 @@ class Inference:
             env_actions=self._block_actions,
             rollout_obs=self.rollout.obs,
             rollout_actions=self.rollout.actions_and_trash,
-            noise=self.noise,
+            noise=self.noise.steps,
             **actor_tensors(self.policy),
         )
         return mlp.unsupported(len(self._block_obs)) or FusedActor(mlp, tensors, max_blocks(self.rollout.obs.device))
@@ -262,7 +263,7 @@ class Inference:
             rollout.states[at] = self._state
             state = self._state * ~self._starts_in.unsqueeze(-1)
         params, after = policy.act(self._obs_in, state)
-        action = policy.distribution.sample(params, self.noise[at])
+        action = policy.distribution.sample(params, self.noise.at(at))
         rollout.actions_and_trash[at] = action
         if after is not None:
             if positions is not None:  # environments that are not ready keep their state

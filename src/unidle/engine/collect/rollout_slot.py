@@ -69,8 +69,7 @@ class RolloutSlot:
         self.staging.clear()
         self.unfinished = slices
         # All of the rollout's noise at once, as a function of (seed, index) alone.
-        generator = keyed_generator(self.rollout.obs.device, seed, NOISE, index)
-        self.inference.noise[:-1].copy_(self.policy.distribution.noise(self.rollout.shape, generator))
+        self.inference.noise.draw(keyed_generator(self.rollout.obs.device, seed, NOISE, index))
 
     def load(self, weights: dict[str, Any]) -> None:
         """Act with these weights (and normaliser statistics), copied in place: captured graphs hold the tensors."""

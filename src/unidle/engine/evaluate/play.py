@@ -219,7 +219,7 @@ def _play(
         if deterministic:
             action = distribution.mode(params)
         else:
-            action = distribution.sample(params, distribution.noise((n_envs,), generator))
+            action = distribution.sample(params, distribution.all_noise((n_envs,), generator))
         torch.from_numpy(block.actions).copy_(distribution.to_env(action)[mine])
         envs.send(slices)
         envs.recv(len(slices))

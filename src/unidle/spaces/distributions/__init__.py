@@ -6,6 +6,7 @@ from unidle.spaces.distributions.epsilon_greedy import EpsilonGreedy
 from unidle.spaces.distributions.gaussian import LOG_SQRT_2PI, Gaussian, Params, SquashedGaussian
 from unidle.spaces.distributions.protocol import Distribution, Parameters, RealDistribution
 from unidle.spaces.distributions.squashed import LOG_STD_RANGE, SquashedActions
+from unidle.spaces.distributions.state_dependent import SquashedStateDependent, StateDependent
 
 # The distributions that kernels and NumPy code support. They check the name, so a new one is not mistaken for these.
 KERNEL_DISTRIBUTIONS = frozenset({"categorical", Gaussian.name})
@@ -27,5 +28,7 @@ __all__ = [
     "RealDistribution",
     "SquashedActions",
     "SquashedGaussian",
+    "SquashedStateDependent",
+    "StateDependent",
     "action_distribution",
 ]

@@ -36,7 +36,9 @@ class ActionDistribution(nn.Module):
         self.nvec = tuple(layout.nvec)
         self.n_logits = sum(layout.nvec)
         self.n_outputs = self.n_logits + self.real.n_outputs * self.reals
+        self.n_packed = self.n_logits + self.real.n_packed * self.reals
         self.n_free = self.real.n_free * self.reals
+        self.n_matrix = self.real.n_matrix * self.reals
         self.max_categories = max(layout.nvec, default=0)
         # Logits come packed, [.., Σ nvec]. `_packed_index` [heads, max_categories] is the index of each head's category
         # among them; for padding, that of an extra logit, which is log 0.
@@ -68,27 +70,30 @@ class ActionDistribution(nn.Module):
 
     # -- parameters ----------------------------------------------------------------------------------------------------
 
-    def params(self, outputs: Tensor, free: Tensor, mask: Tensor | None) -> Parameters:
-        """Parameters from the network's outputs [.., n_outputs], `free` [n_free] and an action mask [.., Σ nvec]."""
-        logits, *columns = self._split(outputs)
+    def params(self, outputs: Tensor, free: Tensor, mask: Tensor | None, latent: Tensor | None = None) -> Parameters:
+        """Parameters from the network's outputs [.., n_outputs], `free` [n_free] and an action mask [.., Σ nvec].
+
+        `latent` [.., features] is what the output layer computed the outputs from.
+        """
+        logits, *columns = self._split(outputs, self.real.n_outputs)
         if mask is not None:
             logits = self.masked(logits, mask)
-        return self.real.params(logits, tuple(columns), self._free(free))
+        return self.real.params(logits, tuple(columns), self._free(free), latent)
 
     def pack(self, params: Parameters) -> Tensor:
-        """The parameters that depend on the observation, as one tensor [.., n_outputs]."""
-        return torch.cat(params[: 1 + self.real.n_outputs], -1)
+        """The parameters that depend on the observation, as one tensor [.., n_packed]."""
+        return torch.cat(params[: 1 + self.real.n_packed], -1)
 
     def unpack(self, packed: Tensor, free: Tensor) -> Parameters:
         """The inverse of `pack`."""
-        logits, *columns = self._split(packed)
+        logits, *columns = self._split(packed, self.real.n_packed)
         return self.real.unpack(logits, tuple(columns), self._free(free))
 
-    def _split(self, outputs: Tensor) -> tuple[Tensor, ...]:
-        return outputs.split((self.n_logits, *[self.reals] * self.real.n_outputs), -1)
+    def _split(self, outputs: Tensor, columns: int) -> tuple[Tensor, ...]:
+        return outputs.split((self.n_logits, *[self.reals] * columns), -1)
 
     def _free(self, free: Tensor) -> tuple[Tensor, ...]:
-        return (free,) if self.real.n_free == 1 else ()
+        return (free,) if self.real.n_free else ()
 
     @staticmethod
     def masked(logits: Tensor, mask: Tensor) -> Tensor:
@@ -112,13 +117,22 @@ class ActionDistribution(nn.Module):
     # -- actions -------------------------------------------------------------------------------------------------------
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Noise to sample with, [*shape, heads + reals], drawn on the generator's device."""
+        """Noise of single steps, [*shape, heads + reals], drawn on the generator's device."""
         uniform = torch.rand((*shape, self.heads), generator=generator, device=generator.device)
         normal = torch.randn((*shape, self.reals), generator=generator, device=generator.device)
         return torch.cat([uniform, normal], -1)
 
+    def matrices(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Noise that several steps share, [*shape, n_matrix]: standard normal exploration matrices, flat."""
+        return torch.randn((*shape, self.n_matrix), generator=generator, device=generator.device)
+
+    def all_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Everything that `sample` needs, with a new matrix for each entry: [*shape, heads + reals + n_matrix]."""
+        noise = self.noise(shape, generator)
+        return torch.cat((noise, self.matrices(shape, generator)), -1) if self.n_matrix else noise
+
     def sample(self, params: Parameters, noise: Tensor) -> Tensor:
-        """The action that `noise` [.., heads + reals] selects: uniform in [0, 1) for heads, standard normal for reals.
+        """The action that `noise` [.., heads + reals + n_matrix] selects: what `noise` and `matrices` draw.
 
         The same noise gives the same action.
         """

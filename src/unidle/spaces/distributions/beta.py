@@ -31,7 +31,8 @@ class Beta(nn.Module):
     """x ~ Beta(α, β), where 0 and 1 are the ends of the range. Samples are logit(x), which stays finite."""
 
     name = "beta"
-    n_outputs, n_free = 2, 0
+    n_outputs, n_packed, n_free, n_matrix = 2, 2, 0, 0
+    matrix_steps: int | None = None
     bounded = True
 
     def __init__(self) -> None:
@@ -45,13 +46,19 @@ class Beta(nn.Module):
     _nodes: Tensor  # of quadrature over [0, 1]
     _weights: Tensor
 
-    def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> BetaParams:
+    def params(
+        self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...], latent: Tensor | None = None
+    ) -> BetaParams:
         """α and β are 1 + softplus of the network's outputs."""
         return BetaParams(logits, *(1 + softplus(output) for output in outputs))
 
     def unpack(self, logits: Tensor, columns: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> BetaParams:
         """The columns are α and β."""
         return BetaParams(logits, *columns)
+
+    def std(self, free: Tensor) -> Tensor:
+        """Empty: α and β are outputs of the network."""
+        return free
 
     def sample(self, params: BetaParams, noise: Tensor) -> Tensor:
         """The quantile of Φ(noise): inverse CDF sampling from standard normal noise.

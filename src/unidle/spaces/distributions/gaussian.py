@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +24,23 @@ class Gaussian(nn.Module):
     """Normal distributions whose standard deviations do not depend on the observation."""
 
     name = "gaussian"
-    n_outputs, n_free = 1, 1
+    n_outputs, n_packed, n_free, n_matrix = 1, 1, 1, 0
+    matrix_steps: int | None = None
     bounded = False
 
-    def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Params:
+    def params(
+        self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...], latent: Tensor | None = None
+    ) -> Any:
         """The mean is the network's output; the log standard deviation is a learned parameter."""
         return Params(logits, *outputs, *free)
 
-    unpack = params
+    def unpack(self, logits: Tensor, columns: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Params:
+        """The column is the mean."""
+        return Params(logits, *columns, *free)
+
+    def std(self, free: Tensor) -> Tensor:
+        """The standard deviations that the learned parameters stand for."""
+        return free.exp()
 
     def sample(self, params: Params, noise: Tensor) -> Tensor:
         """Mean + standard deviation × noise."""

@@ -22,19 +22,29 @@ class Distribution(Protocol):
     reals: int  # real dimensions
     n_outputs: int  # network outputs for each observation
     n_free: int  # learned parameters that do not depend on the observation
+    n_matrix: int  # entries of an exploration matrix, which several steps share; 0 if the noise of steps is independent
 
     @property
     def name(self) -> str:
         """Name of the formulas. A kernel supports only the names it knows."""
 
-    def params(self, outputs: Tensor, free: Tensor, mask: Tensor | None) -> Parameters:
-        """Parameters from the network's outputs [.., n_outputs], `free` [n_free] and an action mask."""
+    def params(self, outputs: Tensor, free: Tensor, mask: Tensor | None, latent: Tensor | None = None) -> Parameters:
+        """Parameters from the network's outputs [.., n_outputs], `free` [n_free] and an action mask.
+
+        `latent` [.., features] is what the output layer computed the outputs from.
+        """
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Noise to sample with, [*shape, heads + reals]."""
+        """Noise of single steps, [*shape, heads + reals]."""
+
+    def matrices(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Noise that several steps share, [*shape, n_matrix]."""
+
+    def all_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Everything that `sample` needs, with a new matrix for each entry: [*shape, heads + reals + n_matrix]."""
 
     def sample(self, params: Parameters, noise: Tensor) -> Tensor:
-        """The action that `noise` selects: the same noise gives the same action."""
+        """The action that `noise` [.., heads + reals + n_matrix] selects: the same noise gives the same action."""
 
     def mode(self, params: Parameters) -> Tensor:
         """The most likely action."""
@@ -60,17 +70,28 @@ class RealDistribution(Protocol):
 
     name: str
     n_outputs: int  # network outputs for each dimension
+    n_packed: int  # parameters for each dimension that depend on the observation
     n_free: int  # learned parameters for each dimension that do not depend on the observation
+    n_matrix: int  # entries of an exploration matrix for each dimension, 0 without one
+    matrix_steps: int | None  # steps after which a new exploration matrix is drawn; None: only for each rollout
     bounded: bool  # whether every dimension must have finite bounds
 
-    def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Parameters:
-        """Parameters, from `n_outputs` tensors [.., reals] and `n_free` tensors [reals]."""
+    def params(
+        self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...], latent: Tensor | None = None
+    ) -> Parameters:
+        """Parameters, from `n_outputs` tensors [.., reals], `free`, one tensor [n_free × reals] or none, and `latent`.
+
+        `latent` is as for `Distribution.params`.
+        """
 
     def unpack(self, logits: Tensor, columns: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Parameters:
         """Parameters, given the values of their fields."""
 
+    def std(self, free: Tensor) -> Tensor:
+        """The standard deviations that the learned parameters stand for; empty if there are none."""
+
     def sample(self, params: Parameters, noise: Tensor) -> Tensor:
-        """The point [.., reals] that standard normal `noise` selects."""
+        """The point [.., reals] that standard normal `noise` [.., reals + n_matrix × reals] selects."""
 
     def mode(self, params: Parameters) -> Tensor:
         """The most likely point [.., reals]."""

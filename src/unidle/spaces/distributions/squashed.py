@@ -10,6 +10,7 @@ from torch import Tensor
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions.action import MASKED_BELOW, ActionDistribution
 from unidle.spaces.distributions.gaussian import Params, SquashedGaussian, log_slope, negative_log_density
+from unidle.spaces.distributions.state_dependent import SquashedStateDependent
 
 LOG_STD_RANGE = (-20.0, 2.0)
 _MAX_ACTION = 1 - 1e-6  # atanh(1) is infinite
@@ -18,9 +19,11 @@ _MAX_ACTION = 1 - 1e-6  # atanh(1) is infinite
 class _SquashedByNetwork(SquashedGaussian):
     """The standard deviations are outputs of the network too."""
 
-    n_outputs, n_free = 2, 0
+    n_outputs, n_packed, n_free = 2, 2, 0
 
-    def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Params:
+    def params(
+        self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...], latent: Tensor | None = None
+    ) -> Params:
         """The network's outputs are the mean and the log standard deviation, which is clamped."""
         mean, log_std = outputs
         return Params(logits, mean, log_std.clamp(*LOG_STD_RANGE))
@@ -36,8 +39,9 @@ class SquashedActions(ActionDistribution):
     While `at_random` is 1, `sample` draws uniformly and ignores the network's outputs; the other methods do not.
     """
 
-    def __init__(self, layout: ActionLayout) -> None:
-        super().__init__(layout, _SquashedByNetwork())
+    def __init__(self, layout: ActionLayout, real: SquashedStateDependent | None = None) -> None:
+        """`real` is the distribution of the real dimensions; default: independent noise at every step."""
+        super().__init__(layout, _SquashedByNetwork() if real is None else real)
         self.register_buffer("at_random", torch.zeros(()))
 
     at_random: Tensor
@@ -47,8 +51,9 @@ class SquashedActions(ActionDistribution):
         if self.heads:
             uniform = torch.where(params.logits > MASKED_BELOW, 0.0, params.logits)  # masked categories stay masked
             return self.sample_categories(torch.where(self.at_random > 0, uniform, params.logits), noise)
-        squashed = torch.tanh(params.mean + params.log_std.exp() * noise)
-        return torch.where(self.at_random > 0, torch.erf(noise / math.sqrt(2)), squashed)  # erf of a normal: uniform
+        squashed = torch.tanh(self.real.sample(params, noise))
+        uniform = torch.erf(noise[..., : self.reals] / math.sqrt(2))  # erf of a normal is uniform
+        return torch.where(self.at_random > 0, uniform, squashed)
 
     def sample_with_log_prob(self, params: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
         """A reparametrised action [.., reals], and its log-probability [..]; gradients pass through both."""

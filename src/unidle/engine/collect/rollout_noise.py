@@ -1,0 +1,39 @@
+"""The noise that selects the actions of one rollout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unidle.buffers.rollout import Rollout
+from unidle.spaces.distributions import ActionDistribution
+
+
+class RolloutNoise:
+    """All noise of one rollout, drawn before it begins: for each step, and exploration matrices that steps share.
+
+    A rollout begins with new matrices, and gets others every `matrix_steps` steps.
+    """
+
+    def __init__(self, distribution: ActionDistribution, rollout: Rollout) -> None:
+        n_steps, n_envs = rollout.shape
+        self._distribution = distribution
+        # Actions of environments that are not ready go to step n_steps, so there is noise for that step too.
+        self.steps = torch.zeros_like(rollout.actions_and_trash)  # [time + 1, env, heads + reals]
+        self._interval = min(distribution.real.matrix_steps or n_steps, n_steps)
+        n_matrices = n_steps // self._interval + 1 if distribution.n_matrix else 0
+        self.matrices = self.steps.new_zeros(n_matrices, n_envs, distribution.n_matrix)
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw the noise of a rollout, in place."""
+        self.steps[:-1].copy_(self._distribution.noise((len(self.steps) - 1, self.steps.shape[1]), generator))
+        if len(self.matrices):
+            self.matrices.copy_(self._distribution.matrices(tuple(self.matrices.shape[:2]), generator))
+
+    def at(self, index: tuple[int] | tuple[Tensor] | tuple[Tensor, Tensor]) -> Tensor:
+        """The noise [.., heads + reals + n_matrix] at [step] or [step, env]."""
+        noise = self.steps[index]
+        if not len(self.matrices):
+            return noise
+        step, *envs = index
+        return torch.cat((noise, self.matrices[(step // self._interval, *envs)]), -1)
