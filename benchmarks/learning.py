@@ -56,6 +56,22 @@ TASKS: dict[str, dict[str, Any]] = {
         },
         "linear": False,
     },
+    # rl-zoo's settings, with state-dependent exploration.
+    "Pendulum-v1 gsde": {
+        "timesteps": 100_000,
+        "n_envs": 4,
+        "ppo": {
+            "n_steps": 1024,
+            "batch_size": 64,
+            "n_epochs": 10,
+            "gamma": 0.9,
+            "gae_lambda": 0.95,
+            "learning_rate": 1e-3,
+            "use_sde": True,
+            "sde_sample_freq": 4,
+        },
+        "linear": False,
+    },
     "LunarLander-v3": {
         "timesteps": 1_000_000,
         "n_envs": 16,
@@ -74,12 +90,12 @@ EVALUATION_EPISODES = 50
 RESAMPLES = 20_000
 
 
-def train_unidle(env_id: str, seed: int) -> float:
+def train_unidle(name: str, seed: int) -> float:
     """Train with unidle; return the mean return of the final policy."""
     import unidle
     from unidle.engine.agent import Agent
 
-    task = TASKS[env_id]
+    env_id, task = name.split()[0], TASKS[name]
     settings = {**task["ppo"], "n_envs": task["n_envs"], "timesteps": task["timesteps"]}
     if task["linear"]:
         settings |= {"lr_schedule": "linear", "clip_schedule": "linear"}
@@ -102,14 +118,14 @@ def train_unidle(env_id: str, seed: int) -> float:
     return evaluate(env_id, agent.predict)
 
 
-def train_sb3(env_id: str, seed: int) -> float:
+def train_sb3(name: str, seed: int) -> float:
     """Train with SB3; return the mean return of the final policy."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
-    task = TASKS[env_id]
+    env_id, task = name.split()[0], TASKS[name]
     settings = dict(task["ppo"])
     if task["linear"]:
         rate = settings.get("learning_rate", 3e-4)
@@ -187,13 +203,13 @@ def main() -> None:
     result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
     result["machine"] = provenance("stable-baselines3")
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for env_id in arguments.envs:
-            row = result["tasks"].get(env_id, {})
-            if any(row.get(name) != value for name, value in TASKS[env_id].items()):
-                row = {**TASKS[env_id], "unidle": {}, "sb3": {}}
-            result["tasks"][env_id] = row
+        for task in arguments.envs:
+            row = result["tasks"].get(task, {})
+            if any(row.get(name) != value for name, value in TASKS[task].items()):
+                row = {**TASKS[task], "unidle": {}, "sb3": {}}
+            result["tasks"][task] = row
             futures = {
-                pool.submit(train, env_id, seed): (side, str(seed))
+                pool.submit(train, task, seed): (side, str(seed))
                 for seed in range(1, arguments.seeds + 1)
                 for side, train in sides.items()
                 if str(seed) not in row[side]
@@ -201,9 +217,9 @@ def main() -> None:
             for future in as_completed(futures):
                 side, seed = futures[future]
                 row[side][seed] = future.result()
-                print(f"{env_id} {side} seed {seed}: {row[side][seed]:.1f}", file=sys.stderr)
+                print(f"{task} {side} seed {seed}: {row[side][seed]:.1f}", file=sys.stderr, flush=True)
                 save("learning", result, arguments.out)  # after each run: all of them take hours
-            row |= compare(list(row["unidle"].values()), list(row["sb3"].values()), random_policy(env_id))
+            row |= compare(list(row["unidle"].values()), list(row["sb3"].values()), random_policy(task.split()[0]))
             save("learning", result, arguments.out)
     print_table(result)
 

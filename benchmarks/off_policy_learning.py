@@ -133,6 +133,40 @@ _REACHER = {
     },
 }
 
+# rl-zoo's settings, with state-dependent exploration. The reward is for leaving the valley, and independent noise does
+# not get the car there.
+_MOUNTAIN_CAR = {
+    "timesteps": 50_000,
+    "unidle": {
+        "n_envs": 1,
+        "n_steps": 32,
+        "learning_rate": 3e-4,
+        "learning_starts": 0,
+        "buffer_size": 50_000,
+        "batch_size": 512,
+        "ent_coef": 0.1,
+        "gamma": 0.9999,
+        "tau": 0.01,
+        "use_sde": True,
+        "use_expln": True,
+        "log_std_init": -3.67,
+        "net_arch": [64, 64],
+    },
+    "sb3": {
+        "train_freq": 32,
+        "gradient_steps": 32,
+        "learning_rate": 3e-4,
+        "learning_starts": 0,
+        "buffer_size": 50_000,
+        "batch_size": 512,
+        "ent_coef": 0.1,
+        "gamma": 0.9999,
+        "tau": 0.01,
+        "use_sde": True,
+        "policy_kwargs": {"log_std_init": -3.67, "net_arch": [64, 64], "use_expln": True},
+    },
+}
+
 
 # TD3 uses SAC's settings for both tasks; its network (400, 300) is the default of both libraries.
 _EXPLORATION_NOISE = 0.1
@@ -156,6 +190,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "LunarLander-v3 dqn prioritised": _prioritised(_LUNAR_LANDER),
     "Reacher-v5 sac": _REACHER,
     "Reacher-v5 sac prioritised": _prioritised(_REACHER),
+    "MountainCarContinuous-v0 sac gsde": _MOUNTAIN_CAR,
     "Pendulum-v1 td3": _td3(_PENDULUM),
     "Reacher-v5 td3": _td3(_REACHER),
 }
