@@ -20,8 +20,8 @@ SHORT = {"timesteps": 32, "n_envs": 2, "n_steps": 8, "eval_every": 0, "subproc":
 
 def old_file(recipe: str) -> str:
     """A config file of an earlier version, with the settings of every algorithm."""
-    shared = "n_epochs: 10, ent_coef: 0.0, recurrent: none, buffer_size: 500, adam_eps: 1.0e-08, double: true"
-    renamed = "temperature: auto, prioritised: true, priority_alpha: 0.5"
+    shared = "n_epochs: 10, ent_coef: 0.0, log_std_init: 0.0, recurrent: none, buffer_size: 500, adam_eps: 1.0e-08"
+    renamed = "temperature: auto, prioritised: true, priority_alpha: 0.5, double: true"
     return f"recipe: {{{recipe}, {shared}, {renamed}}}\nrun: {{env: A-v0}}\n"
 
 

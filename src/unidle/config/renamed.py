@@ -50,5 +50,7 @@ def without_other_algorithms(values: dict[str, Any]) -> dict[str, Any]:
         values.pop("ent_coef" if algo == "sac" else "temperature", None)
     if algo == "ppo":
         values.pop("adam_eps", None)  # PPO ignored it and used 1e-5
+    if algo == "sac":
+        values.pop("log_std_init", None)  # it was only PPO's
     owners = {name: owners_of(RENAMED.get(name, name)) for name in values}
     return {name: value for name, value in values.items() if algo in owners[name] or not owners[name]}
