@@ -133,8 +133,7 @@ _REACHER = {
     },
 }
 
-# rl-zoo's settings, with state-dependent exploration. The reward is for leaving the valley, and independent noise does
-# not get the car there.
+# rl-zoo's settings, with state-dependent exploration.
 _MOUNTAIN_CAR = {
     "timesteps": 50_000,
     "unidle": {

@@ -1,8 +1,9 @@
-"""Training with each bounded action distribution."""
+"""Training with each distribution of continuous actions besides the Gaussian."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -31,11 +32,17 @@ class Aim(gymnasium.Env):
 SETTINGS = {"preset": "classic", "n_envs": 8, "n_steps": 64, "batch_size": 128, "learning_rate": 3e-3, "gamma": 0.0}
 
 
-@pytest.mark.parametrize("distribution", ["squashed", "beta"])
-def test_ppo_learns_with_bounded_action_distribution(distribution: str, tmp_path: Path) -> None:
-    run = unidle.train(
-        Aim, **SETTINGS, timesteps=24_000, action_distribution=distribution, runs_dir=str(tmp_path), quiet=True, seed=1
-    )
+@pytest.mark.parametrize(
+    "actions",
+    [
+        {"action_distribution": "squashed"},
+        {"action_distribution": "beta"},
+        {"use_sde": True, "sde_sample_freq": 4, "log_std_init": -2.0},
+    ],
+    ids=["squashed", "beta", "gsde"],
+)
+def test_ppo_learns_with_action_distribution(actions: dict[str, Any], tmp_path: Path) -> None:
+    run = unidle.train(Aim, **SETTINGS, **actions, timesteps=24_000, runs_dir=str(tmp_path), quiet=True, seed=1)
     predicted = [float(run.predict(np.array([target], np.float32))[0][0]) for target in (-0.9, -0.3, 0.4, 0.9)]
     np.testing.assert_allclose(predicted, [2.0 + 3.5 * target for target in (-0.9, -0.3, 0.4, 0.9)], atol=0.6)
 
