@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,10 +48,11 @@ class Progress:
 
 
 def evaluation_rank(evaluation: dict[str, Any]) -> tuple[float, float]:
-    """Sort key of an evaluation's record: success rate, if reported, then mean return. NaN ranks lowest."""
+    """Sort key of an evaluation's record: success rate, if reported, then mean return. NaN and infinity rank lowest."""
     return _rank(evaluation.get("eval/success")), _rank(evaluation.get("eval/return_mean"))
 
 
 def _rank(value: Any) -> float:
-    """The number itself; -inf for NaN, and for other values that a damaged metrics.jsonl may have."""
-    return value if isinstance(value, (int, float)) and value == value else -math.inf
+    """The number itself; -inf if it is not finite, and for what a damaged metrics.jsonl may have in its place."""
+    is_finite = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    return value if is_finite else -math.inf

@@ -261,6 +261,19 @@ def test_damaged_metrics_do_not_block_anything(run: Path) -> None:
         assert all(json.loads(line)["step"] <= 64 for line in path.read_bytes().split(b"\n")[:-1]), what
 
 
+@pytest.mark.parametrize("value", ["null", "NaN", "1e999", "9" * 400, '"12"'])
+def test_evaluation_whose_record_is_damaged_is_repeated(run: Path, value: str) -> None:
+    metrics = run / "metrics.jsonl"
+    lines = [
+        re.sub('(?<="eval/return_mean": )[^,}]+', value, line) if '"step": 64' in line else line
+        for line in metrics.read_text().splitlines()
+    ]
+    metrics.write_text("\n".join(lines) + "\n")
+    progress, pending = Progress(step=64), [{"step": 32}, {"step": 64}]
+    assert pending_evaluations({"evaluations": pending}, run, progress) == [{"step": 64}]
+    assert progress.best_step == 32
+
+
 def test_report_shows_text_that_is_not_unicode(run: Path) -> None:
     edit(run, "run_name: run", 'run_name: "\\ud800"')
     assert "\\ud800" in write_report(run).read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,9 @@ def pending_evaluations(state: dict[str, Any], folder: Path, progress: Progress)
     The latter count towards the best evaluation so far.
     """
     records = read_records(folder / "metrics.jsonl")
-    done = {r["step"]: r for r in records if r.get("kind") == "evaluation" and r["step"] <= progress.step}
+    evaluations = [r for r in records if r.get("kind") == "evaluation" and r["step"] <= progress.step]
+    # A record without a return is damaged, and evaluated again.
+    done = {r["step"]: r for r in evaluations if evaluation_rank(r)[1] > -math.inf}
     if "best_success" not in state and progress.best_step in done:
         progress.best_success, _ = evaluation_rank(done[progress.best_step])
     pending: list[dict[str, Any]] = state.get("evaluations", [])
