@@ -56,6 +56,7 @@ def test_default_config_is_valid_and_unchanged() -> None:
         ({"ent_coef": -0.1}, "`ent_coef` is -0.1; it must not be negative."),
         ({"vf_coef": -1}, "`vf_coef` is -1.0; it must not be negative."),
         ({"max_env_restarts": -1}, "`max_env_restarts` is -1; it must not be negative."),
+        ({"threads": 1025}, "`threads` is 1025; it must be at most 1,024."),
         ({"timesteps": 2**63}, "`timesteps` is 9223372036854775808; it must be below 2**63."),
         ({"timesteps": 16**5000}, "`timesteps` is a number with thousands of digits; it must be below 2**63."),
         ({"net_arch": (64, 2**63)}, "`net_arch` is (64, 9223372036854775808); it must be below 2**63."),

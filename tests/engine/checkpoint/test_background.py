@@ -63,6 +63,22 @@ def test_snapshot_keeps_values_when_original_changes() -> None:
     assert copy["nested"][0]["view"].untyped_storage().nbytes() == 40  # not the whole storage
 
 
+def test_checkpoints_are_written_without_a_thread_if_none_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = unidle.train("CartPole-v1", run_name="plain", runs_dir=str(tmp_path), **SMALL)
+    start = threading.Thread.start
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name == "unidle-writer":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    run = unidle.train("CartPole-v1", run_name="no-threads", runs_dir=str(tmp_path), **SMALL)
+    assert_same(final_state(run.path), final_state(expected.path))
+
+
 def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = unidle.train("CartPole-v1", run_name="plain", runs_dir=str(tmp_path), **SMALL)
     may_write, written_by = threading.Event(), set[str]()

@@ -25,8 +25,13 @@ class BackgroundWriter:
         """Call `write` in a thread, once the previous write is done."""
         self.wait()
         # Not a daemon: a program that ends waits for it.
-        self._thread = threading.Thread(target=self._run, args=(write,), name="unidle-writer")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(write,), name="unidle-writer")
+        try:
+            thread.start()
+        except RuntimeError:  # this user, or this job, may have no more threads: a checkpoint must not depend on that
+            self._write(write)
+        else:
+            self._thread = thread
 
     def wait(self) -> None:
         """Wait until no write runs."""
@@ -43,6 +48,9 @@ class BackgroundWriter:
 
     def _run(self, write: Callable[[], None]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # they are for the trainer's thread
+        self._write(write)
+
+    def _write(self, write: Callable[[], None]) -> None:
         try:
             write()
         except BaseException as error:
