@@ -121,6 +121,7 @@ def test_default_config_is_valid_and_unchanged() -> None:
             {"net_arch": [64, 0]},
             "`net_arch` is (64, 0); every layer needs at least 1 unit.",
         ),
+        ({"frame_stack": 10_000_000}, "`frame_stack` is 10000000; it must be at most 1,024."),
         ({"eval_every": -1}, "`eval_every` must not be negative; 0 disables evaluation."),
         (
             {"target_return": 100, "eval_every": 0},

@@ -92,6 +92,12 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {
     "ppo, larger critic": ("ppo", {"critic_arch": (20_000, 20_000)}, 16 * 64 + 64 * 64 + 16 * 20_000 + 20_000**2),
     "ppo, shared": ("ppo", {"net_arch": (20_000, 20_000), "share_trunk": True}, 16 * 20_000 + 20_000**2),
     "sac": ("sac", {"net_arch": (20_000, 20_000), "n_critics": 3}, 4 * (16 * 20_000 + 20_000**2)),
+    "ppo, gru": ("ppo", {"recurrent": "gru", "recurrent_size": 20_000}, 2 * (64 * 64 + 3 * 20_000**2)),
+    "ppo, lstm": (
+        "ppo",
+        {"recurrent": "lstm", "recurrent_size": 20_000, "share_trunk": True},
+        64 * 64 + 4 * 20_000**2,
+    ),
     "dqn": ("dqn", {"net_arch": (20_000, 20_000)}, 16 * 20_000 + 20_000**2),
 }
 
@@ -103,6 +109,7 @@ def test_networks_that_do_not_fit_are_refused_with_their_size(name: str) -> None
     with pytest.raises(UsageError) as error:
         require_memory_for_networks(recipe_for(algo, **settings), LAYOUT, CPU)
     names = "--net-arch or --critic-arch" if "critic_arch" in settings else "--net-arch"
+    names += " or --recurrent-size" if "recurrent" in settings else ""
     assert str(error.value) == (
         f"The networks have at least {parameters:,} parameters, which need {16 * parameters / GIB:,.1f} GiB with "
         f"gradient and optimiser state, but the host has 4.0 GiB free; use narrower layers ({names})."
@@ -131,4 +138,6 @@ def test_run_that_does_not_fit_creates_no_folder(tmp_path: Path) -> None:
         unidle.train(Camera, network=lambda *_: torch.nn.Flatten(), n_steps=10_000_000, batch_size="auto", **settings)
     with pytest.raises(UsageError, match=r"^The networks have at least 1,000,008,000,000 parameters"):
         unidle.train("CartPole-v1", net_arch=(1_000_000, 500_000), **settings)
+    with pytest.raises(UsageError, match=r"^The rollout of n_envs × n_steps = 1,000,000,000,000 × "):
+        unidle.train("CartPole-v1", n_envs=10**12, **settings)
     assert not (tmp_path / "runs").exists()

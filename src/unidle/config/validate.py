@@ -22,7 +22,7 @@ _AT_LEAST_ONE = {
     *("buffer_size", "n_step", "n_critics", "n_tasks", "target_update_interval", "policy_delay"),
     "frame_stack",
 }
-_MAX_THREADS = 1024  # torch starts all of them, and ends the process if it cannot
+_AT_MOST = {"threads": 1024, "frame_stack": 1024}  # torch starts all threads, and ends the process if it cannot
 _BELOW_ONE = {"adam_betas", "rmsprop_alpha", "momentum"}
 _POSITIVE = {"learning_rate", "ent_coef_init", "clip_range", "max_grad_norm", "tau", "adam_eps", "action_limit"}
 _NOT_NEGATIVE = {
@@ -109,8 +109,8 @@ def _check_range(name: str, value: Any) -> None:
         wrong = "it must be a finite number"
     elif name in _AT_LEAST_ONE and value < 1:
         wrong = "it must be at least 1"
-    elif name == "threads" and value > _MAX_THREADS:
-        wrong = f"it must be at most {_MAX_THREADS:,}"
+    elif name in _AT_MOST and value > _AT_MOST[name]:
+        wrong = f"it must be at most {_AT_MOST[name]:,}"
     elif name in _BELOW_ONE and not all(0 <= number < 1 for number in numbers):
         wrong = "it must be at least 0 and below 1"
     elif name == "adam_betas" and len(value) != 2:

@@ -86,6 +86,9 @@ def build_parts(
     with DrawingFrom(weights):
         policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, network).to(device)
     torch.set_rng_state(weights.get_state())  # for environments and networks that draw from it
+    sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
+    n_rollouts = 2 if recipe.overlap == "strict" else 1
+    require_memory_for_rollouts(recipe, sizes, device, n_rollouts, policy.distribution)
     capture = Capture(device, say, graphs=engine.graphs)
     env = maker.device_env(recipe.n_envs, run.seed, device) if env_spec.on_device else None
     # If whole iterations are captured, their parts must not be captured separately.
@@ -95,9 +98,6 @@ def build_parts(
         algo = new_algorithm(policy, recipe, capture_parts, capture.fall_back)
     if env is None:
         torch.set_rng_state(weights.get_state())
-    sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
-    n_rollouts = 2 if recipe.overlap == "strict" else 1
-    require_memory_for_rollouts(recipe, sizes, device, n_rollouts, policy.distribution)
     rollouts = [Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(n_rollouts)]
     loop: DeviceLoop | None = None
     collector: HostCollector | DeviceCollector

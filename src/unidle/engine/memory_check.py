@@ -22,11 +22,12 @@ from unidle.spaces.distributions import ActionDistribution
 from unidle.spaces.observations import ObservationLayout
 
 _COPIES = {"adam": 4, "adamw": 4, "rmsprop": 3, "sgd": 2}  # of all parameters: weights, gradient, optimiser state
+_GATES = {"gru": 3, "lstm": 4}  # matrices from state to state
 _BATCH_FLOATS = 4  # of each transition of PPO: log-probability, value, advantage, return
 
 
 def require_memory_for_networks(recipe: Recipe, obs_layout: ObservationLayout, device: torch.device) -> None:
-    """UsageError if the hidden layers alone, with gradient and optimiser state, do not fit on the device."""
+    """UsageError if hidden and recurrent layers alone, with gradient and optimiser state, do not fit on the device."""
     settings: dict[str, Any] = vars(recipe)
     critic = settings.get("critic_arch")
     archs = [recipe.net_arch]
@@ -36,12 +37,16 @@ def require_memory_for_networks(recipe: Recipe, obs_layout: ObservationLayout, d
     plain = recipe.network is None and recipe.recurrent == "none" and recipe.obs_groups is None
     inputs = sum(math.prod(leaf.shape) for leaf in obs_layout.leaves if not leaf.is_image) if plain else 0
     parameters = sum(wide * wider for arch in archs for wide, wider in pairwise((inputs, *arch)))
+    flags = "--net-arch or --critic-arch" if critic else "--net-arch"
+    if recipe.recurrent != "none":
+        parameters += len(archs) * _GATES[recipe.recurrent] * settings["recurrent_size"] ** 2
+        flags += " or --recurrent-size"
     needed, room = 4 * _COPIES[recipe.optimizer] * parameters, usable_memory(device)
     if needed > room:
         raise UsageError(
             f"The networks have at least {parameters:,} parameters, which need {in_gib(needed)} with gradient and "
             f"optimiser state, but {_owner(device)} has {in_gib(room)} free; use narrower layers "
-            f"({'--net-arch or --critic-arch' if critic else '--net-arch'})."
+            f"({flags})."
         )
 
 
