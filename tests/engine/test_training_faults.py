@@ -177,7 +177,7 @@ def test_run_survives_worker_killed_before_checkpoint(tmp_path: Path) -> None:
 
 
 def test_run_survives_worker_killed_between_evaluations(tmp_path: Path) -> None:
-    settings = {**SMALL, **WORKERS, "timesteps": 2000, "eval_every": 400, "eval_episodes": 4}
+    settings = {**SMALL, **WORKERS, "timesteps": 2000, "eval_every": 400, "eval_episodes": 4, "eval_workers": 0}
     run = unidle.train("CartPole-v1", runs_dir=str(tmp_path), after_evaluation=[KillWorker(2)], **settings)
     (fault,) = records(run, "fault")
     assert fault["fault"] == "killed"

@@ -368,7 +368,7 @@ class Engine:
     env_timeout: float | None = 300.0
     """Seconds after which a worker that is stuck in a step is restarted; none: never."""
     eval_workers: OrAuto[int] = None
-    """Processes for evaluation during training; 0: pause training. auto: half of the cores if n_tasks > 1, else 0."""
+    """Processes for evaluation during training; 0: training waits. auto: by cores and episodes; 0 with one core."""
     max_env_restarts: int = 10
     """Consecutive faults of one environment, with no episode completed in between, before the run stops."""
 

@@ -19,8 +19,9 @@ from unidle.engine.checkpoint.saver import Saver
 from unidle.engine.clock import RunClock
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.evaluate.best_policy import BestPolicyTracker, pending_evaluations
-from unidle.engine.evaluate.evaluations import Evaluations, choose_processes
+from unidle.engine.evaluate.evaluations import Evaluations
 from unidle.engine.evaluate.play import Stopped
+from unidle.engine.evaluate.schedule import choose_processes, effect_delay
 from unidle.engine.interrupts import Interrupts
 from unidle.engine.iteration_log import IterationLog, is_due
 from unidle.engine.learn.device_loop import DeviceLoop
@@ -66,7 +67,6 @@ class Trainer:
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
         self._stopping, self._interrupts = False, Interrupts(self._interrupt)
         self.progress, self._clock = Progress(), RunClock(self._timeline)
-        must_wait = config.run.target_return is not None or bool(callbacks.after_evaluation)
         try:
             kernels = kernels_on(self._parts.capture.device)
             parts = (config, self.env_spec, self.algo, self.collector, self.progress, self._clock)
@@ -79,11 +79,12 @@ class Trainer:
                 self.algo.policy,
                 network,
                 in_workers=workers > 0,
-                processes=choose_processes(config, maker, self.env_spec, workers, must_wait=must_wait),
+                processes=choose_processes(config, maker, self.env_spec, workers),
+                delay=effect_delay(config, maker, self.env_spec, has_callbacks=bool(callbacks.after_evaluation)),
                 clock=self._clock.record,
                 say=display.on_message,
                 on_fault=self._on_fault,
-                stop=lambda: self._stopping,
+                stop=self._is_interrupted,
                 env_statistics=self.collector.env_statistics,
             )
         except BaseException:
@@ -95,6 +96,7 @@ class Trainer:
     _iterations: IterationLog
     _tracker: BestPolicyTracker
     _runner: CallbackRunner
+    _recorded: frozenset[int] = frozenset()  # see BestPolicyTracker
 
     def close(self) -> None:
         """Close all environments and end their processes."""
@@ -141,7 +143,8 @@ class Trainer:
             report_fault=self._report_fault,
             save=self._save,
             stop=self._stop,
-            is_stopping=lambda: self._stopping,
+            is_interrupted=self._is_interrupted,
+            recorded=self._recorded,
         )
         self._announce()
         self._clock.begin()
@@ -165,7 +168,7 @@ class Trainer:
                 if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
                     self._save_on_failure(self._tracker.evaluate)
                 self._save()
-                self._save_on_failure(lambda: self._tracker.finish(lambda: self._interrupts.received is not None))
+                self._save_on_failure(self._tracker.finish)
                 self._saver.finish()
 
     def _call(self, callbacks: Sequence[Callback]) -> None:
@@ -304,8 +307,11 @@ class Trainer:
     @property
     def stopped_by(self) -> int | None:
         """The signal that stopped the run before it was complete."""
-        is_complete = self.progress.step >= self.config.run.timesteps and self._evaluations.all_done
+        is_complete = self.progress.step >= self.config.run.timesteps and self._evaluations.n_open == 0
         return None if is_complete else self._interrupts.received
+
+    def _is_interrupted(self) -> bool:
+        return self._interrupts.received is not None
 
     def _stop(self) -> None:
         self._stopping = True
@@ -328,5 +334,6 @@ class Trainer:
     def _restore(self, state: dict[str, Any]) -> str:
         """Restore a checkpoint; returns the kernels that it names."""
         kernels = self._saver.restore(state, self._display.on_message)
-        self._evaluations.load_pending(pending_evaluations(state, self._folder.path, self.progress))
+        pending, self._recorded = pending_evaluations(state, self._folder.path, self.progress)
+        self._evaluations.load_pending(pending)
         return kernels

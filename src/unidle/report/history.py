@@ -125,6 +125,14 @@ class History:
         return _seconds(self.iterations[-1]) if self.iterations else {}
 
     @property
+    def evaluation_wait(self) -> float:
+        """Seconds that training waited for evaluations, including those at the end."""
+        if not self.evaluations or not self.iterations:
+            return 0.0
+        last = number(self.iterations[-1], "wall") or 0.0
+        return self.seconds.get("evaluate", 0.0) + max(0.0, self.wall - last)
+
+    @property
     def time_shares(self) -> dict[str, float]:
         """Share of each phase in the time so far; sums to 1, or is empty."""
         return time_shares(self.iterations[-1]) if self.iterations else {}

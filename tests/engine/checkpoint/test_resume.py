@@ -88,12 +88,12 @@ def test_run_resumed_twice_equals_uninterrupted_run(env: str, extra: dict, tmp_p
     unidle.resume(tmp_path / "resumed", quiet=True, after_iteration=[StopAfter(10)])
     resumed = unidle.resume(tmp_path / "resumed", quiet=True)
     assert_same(final_state(resumed.path), final_state(uninterrupted.path))
-    actual = [
-        {k: v for k, v in r.items() if "time/" not in k and "second" not in k and k != "wall"} for r in resumed.records
-    ]
-    expected = [
-        {k: v for k, v in r.items() if "time/" not in k and "second" not in k and k != "wall"}
-        for r in uninterrupted.records
+    actual, expected = [
+        [
+            {k: v for k, v in r.items() if "time/" not in k and "second" not in k and k != "wall"}
+            for r in sorted(run.records, key=lambda r: (r["step"], r["kind"]))  # evaluations may be written later
+        ]
+        for run in (resumed, uninterrupted)
     ]
     assert actual == expected
 
@@ -168,7 +168,7 @@ def test_resume_does_not_train_after_target_return_is_reached(
     settings = {**SMALL, "timesteps": 9600, "runs_dir": str(tmp_path), "target_return": 1.0}
     first = unidle.train(env="CartPole-v1", run_name="r", **settings)
     step = final_state(first.path)["step"]
-    assert step == 960
+    assert step == 960 + 2 * 96  # in effect a quarter of the interval after the evaluation
     unidle.resume(first.path)
     assert "target return is already reached" in capsys.readouterr().err
     assert final_state(first.path)["step"] == step

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,8 +32,9 @@ from unidle.engine.build import make_envs
 from unidle.engine.checkpoint.checkpoint_file import load_checkpoint, save_checkpoint
 from unidle.engine.evaluate.async_evaluator import AsyncEvaluator
 from unidle.engine.evaluate.best_policy import BestPolicyTracker
-from unidle.engine.evaluate.evaluations import Evaluations, FinishedEvaluation, choose_processes
+from unidle.engine.evaluate.evaluations import Evaluations, FinishedEvaluation
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, n_evaluation_envs, play
+from unidle.engine.evaluate.schedule import choose_processes
 from unidle.engine.evaluate.worker import EvaluationJob, Evaluator, Snapshots, shapes_of, shares
 from unidle.engine.progress import Progress
 from unidle.engine.run_facts import run_facts
@@ -202,7 +204,7 @@ def test_async_results_use_weights_at_time_of_request(tmp_path: Path) -> None:
         for step in range(3):
             expected.append(play(policy, SerialEnvs(maker.for_n_envs(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4))
             began = time.monotonic()
-            evaluator.request(step, {"at": float(step)}, policy.state_dict())
+            evaluator.request(step, 0, {"at": float(step)}, policy.state_dict())
             assert time.monotonic() - began < 0.5
             torch.nn.init.normal_(policy.actor_head.weight)  # after the request
         results = []
@@ -233,7 +235,7 @@ def test_dead_evaluator_repeats_its_share_until_restarts_are_exhausted(tmp_path:
     try:
         kill_file.touch()
         for step in range(2):
-            evaluator.request(step, {}, policy.state_dict())
+            evaluator.request(step, 0, {}, policy.state_dict())
         for _ in range(2):
             finished = evaluator.take(60.0)
             assert finished is not None
@@ -242,7 +244,7 @@ def test_dead_evaluator_repeats_its_share_until_restarts_are_exhausted(tmp_path:
         assert len(messages) == 1
         assert "exit status 9" in messages[0]
         kill_file.touch()
-        evaluator.request(2, {}, policy.state_dict())
+        evaluator.request(2, 0, {}, policy.state_dict())
         with pytest.raises(TrainingError, match="An evaluation failed"):
             evaluator.take(60.0)
     finally:
@@ -270,7 +272,7 @@ def test_evaluator_killed_while_it_starts_is_restarted(tmp_path: Path) -> None:
     evaluator = AsyncEvaluator(config, maker, env_spec, None, policy.state_dict(), 1, messages.append)
     try:
         evaluator._processes[0]._process.wait(30)  # type: ignore[union-attr]
-        evaluator.request(0, {}, policy.state_dict())
+        evaluator.request(0, 0, {}, policy.state_dict())
         finished = evaluator.take(60.0)
         assert finished is not None
         assert finished[1] == expected
@@ -331,8 +333,8 @@ def test_synchronous_evaluation_sizes_its_own_worker_pool(
     policy, maker, env_spec = policy_and_envs()
     env_spec = replace(env_spec, step_seconds=1e-3)
     with contextlib.closing(make_evaluations(policy, maker, env_spec, 0, in_workers, eval_episodes=10)) as evaluations:
-        evaluations.request(10, {})
-        assert [finished.step for finished in evaluations.done()] == [10]
+        evaluations.request(10, 0, {})
+        assert [finished.step for finished in evaluations.done(0)] == [10]
     assert worker_counts == [workers]
 
 
@@ -340,19 +342,19 @@ def test_queued_evaluations_run_in_order_and_close_their_envs(tmp_path: Path, mo
     monkeypatch.setattr("unidle.engine.evaluate.async_evaluator._QUEUE_LENGTH", 2)
     close_file = tmp_path / "closed"
     policy, maker, env_spec = policy_and_closing_envs(close_file=str(close_file))
-    evaluations = make_evaluations(policy, maker, env_spec, 1, eval_episodes=2)
+    evaluations = make_evaluations(policy, maker, env_spec, 1, eval_episodes=2, eval_workers=1)
     with contextlib.closing(evaluations):
         close_file.unlink(missing_ok=True)  # from the environment that was created to read the task names
         evaluations.load_pending({"step": step, "about": {}, "weights": policy.state_dict()} for step in (10, 20, 30))
         evaluations.run_pending()
-        evaluations.request(40, {})
+        evaluations.request(40, 0, {})
         assert evaluations.is_full
         assert evaluations.n_open == 4
         assert [pending["step"] for pending in evaluations.state()] == [10, 20, 30, 40]
         steps: list[int] = []
         deadline = time.monotonic() + 60
         while evaluations.n_open and time.monotonic() < deadline:
-            steps += [evaluated.step for evaluated in evaluations.done(1.0)]
+            steps += [evaluated.step for evaluated in evaluations.done(0, 1.0)]
         assert steps == [10, 20, 30, 40]
         assert not evaluations.is_full
         assert not close_file.exists()
@@ -366,7 +368,7 @@ def test_user_error_in_evaluator_becomes_training_error() -> None:
         make_config(eval_episodes=1, seed=0), maker, env_spec, None, policy.state_dict(), 1, print
     )
     with contextlib.closing(evaluator):
-        evaluator.request(0, {}, policy.state_dict())
+        evaluator.request(0, 0, {}, policy.state_dict())
         with pytest.raises(TrainingError, match=r"An evaluation failed\. .*licence is for one process"):
             evaluator.take(60.0)
 
@@ -400,14 +402,17 @@ class SlowEvaluations:
     def is_full(self) -> bool:
         return self.n_open > 0
 
-    def done(self, seconds: float = 0.0) -> Iterator[FinishedEvaluation]:
+    def is_overdue(self, iteration: int) -> bool:
+        return False
+
+    def done(self, iteration: float, seconds: float = 0.0) -> Iterator[FinishedEvaluation]:
         if seconds:
             self.phases.append(self._timeline._phase)
             self.n_open -= 1
             result = Evaluation([-float(self.n_open)], [1])  # better than the last, so it is saved
-            yield FinishedEvaluation(self.n_open, {}, result, {}, self._policy)
+            yield FinishedEvaluation(self.n_open, 0, {}, result, {}, self._policy)
 
-    def request(self, step: int, extra: dict[str, Any]) -> None:
+    def request(self, step: int, iteration: int, extra: dict[str, Any]) -> None:
         self.phases.append(self._timeline._phase)
 
 
@@ -422,13 +427,13 @@ def test_waiting_for_evaluations_counts_as_evaluation_time(at_end: bool) -> None
         "log": SimpleNamespace(write=ignore),
         "display": SimpleNamespace(on_evaluation=ignore, on_message=ignore),
     }
-    hooks: Any = {"report_fault": ignore, "save": ignore, "stop": ignore, "is_stopping": lambda: False}
+    hooks: Any = {"report_fault": ignore, "save": ignore, "stop": ignore, "is_interrupted": lambda: False}
     algo: Any = SimpleNamespace(plasticity=lambda *_: {})
     tracker = BestPolicyTracker(
         make_config(), algo, progress=Progress(), timeline=timeline, callbacks=(), **components, **hooks
     )
     if at_end:
-        tracker.finish(lambda: False)
+        tracker.finish()
     else:
         tracker.evaluate()
     assert slow.phases == [EVALUATE] * (3 if at_end else 4)
@@ -552,23 +557,40 @@ def test_evaluators_exit_when_trainer_is_killed_or_interrupted(tmp_path: Path) -
 # -- number of evaluators ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cores", "chosen"), [(1, 1), (2, 1), (16, 8), (64, 20)])
-def test_multi_task_evaluation_uses_half_of_the_cores(cores: int, chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unidle.engine.evaluate.evaluations.available_cores", lambda: cores)
-    _, maker, env_spec = policy_and_envs()
-    assert choose_processes(make_config(eval_episodes=200), maker, env_spec, 2, must_wait=False) == chosen
-
-
 @pytest.mark.parametrize(
-    ("requested", "workers", "chosen"), [(8, 0, 4), (3, 0, 3), (0, 2, 0), (None, 0, 0), (None, 2, 4)]
+    ("cores", "n_tasks", "workers", "step_seconds", "chosen"),
+    [
+        (1, 1, 0, 1e-5, 0),  # no core to spare: training waits
+        (1, 3, 2, 1e-5, 0),
+        (2, 1, 0, 1e-5, 1),
+        (2, 1, 2, 1e-5, 1),  # at low priority, beside the workers
+        (16, 1, 8, 1e-5, 1),
+        (16, 1, 8, 1e-3, 8),  # 200 seconds of stepping
+        (64, 1, 8, 1e-3, 20),
+        (2, 3, 2, 1e-5, 1),
+        (16, 3, 2, 1e-5, 8),  # many tasks take long
+        (64, 3, 2, 1e-5, 20),
+    ],
 )
-def test_evaluators_do_not_exceed_number_of_envs(
-    requested: int | None, workers: int, chosen: int, monkeypatch: pytest.MonkeyPatch
+def test_number_of_processes_follows_from_spare_cores_and_length_of_evaluation(
+    cores: int, n_tasks: int, workers: int, step_seconds: float, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unidle.engine.evaluate.evaluations.available_cores", lambda: 64)
+    monkeypatch.setattr("unidle.engine.evaluate.schedule.available_cores", lambda: cores)
+    _, maker, env_spec = policy_and_envs()
+    config, env_spec = make_config(eval_episodes=200, n_tasks=n_tasks), replace(env_spec, step_seconds=step_seconds)
+    assert choose_processes(config, maker, env_spec, workers) == chosen
+    assert choose_processes(config, replace(maker, kind="async"), env_spec, workers) == 0
+    assert choose_processes(config, replace(maker, kwargs={"lock": threading.Lock()}), env_spec, workers) == 0
+
+
+@pytest.mark.parametrize(("requested", "chosen"), [(8, 4), (3, 3), (0, 0), (None, 4)])
+def test_evaluators_do_not_exceed_number_of_envs(
+    requested: int | None, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unidle.engine.evaluate.schedule.available_cores", lambda: 64)
     _, maker, env_spec = policy_and_envs()
     config = make_config(eval_workers=requested, eval_episodes=4)
-    assert choose_processes(config, maker, env_spec, workers, must_wait=False) == chosen
+    assert choose_processes(config, maker, env_spec, 2) == chosen
 
 
 @pytest.mark.parametrize(("processes", "suffix"), [(1, "4 episodes, asynchronous (1 process)"), (2, "(2 processes)")])

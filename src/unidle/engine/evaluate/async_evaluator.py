@@ -31,7 +31,7 @@ from unidle.envs.spec import EnvSpec
 from unidle.errors import TrainingError, UsageError
 from unidle.nn.actor_critic import NetworkFactory
 
-_QUEUE_LENGTH = 32  # unfinished evaluations, at most
+_QUEUE_LENGTH = 4  # unfinished evaluations, at most
 _WAIT_SECONDS = 0.02  # between two checks for a result
 _CLOSING_SECONDS = 5.0  # for all processes together to close their environments and exit
 _STARTING_SECONDS = 120.0  # for a process to import and create its environments, in addition to `env_timeout`
@@ -42,6 +42,7 @@ class Request:
     """A pending evaluation: it is not done, or its result has not been handled."""
 
     step: int
+    due: int  # the iteration before which its result has no effect
     extra: dict[str, Any]  # further fields of its record: tensors and plain values
     slot: int  # of its snapshot
     parts: dict[int, Evaluation] = field(default_factory=dict)  # by process
@@ -120,9 +121,9 @@ class AsyncEvaluator:
         """The weights of an evaluation; valid until `release`."""
         return self._snapshots.slots[request.slot]
 
-    def request(self, step: int, extra: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    def request(self, step: int, due: int, extra: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Evaluate a copy of `weights`."""
-        request = Request(step, extra, self._free.popleft())
+        request = Request(step, due, extra, self._free.popleft())
         for name, view in self.weights(request).items():
             view.copy_(weights[name])
         self._requests.append(request)

@@ -45,23 +45,29 @@ class BestPolicyTracker:
     report_fault: Callable[[Fault, int], None]
     save: Callable[[], None]
     stop: Callable[[], None]
-    is_stopping: Callable[[], bool]
+    is_interrupted: Callable[[], bool]  # by the user
+    recorded: frozenset[int] = frozenset()  # steps of pending evaluations that were recorded before the run was killed
     has_cut_off: bool = False  # the user was told that an episode was cut off
     n_dormant: int = 0  # latest evaluations in a row with too many dormant neurons
 
     def evaluate(self) -> None:
         """Evaluate the current policy, immediately or asynchronously."""
-        while self.evaluations.is_full and not self.is_stopping():
+        while self.evaluations.is_full and not self.is_interrupted():
             self._wait()
         self.timeline.enter(EVALUATE)
-        self.evaluations.request(self.progress.step, self._plasticity())
+        self.evaluations.request(self.progress.step, self.progress.iteration, self._plasticity())
         self.timeline.enter(OTHER)
         self.progress.last_evaluated = self.progress.step
         self.handle_results()
 
-    def handle_results(self, seconds: float = 0.0) -> None:
-        """Handle finished evaluations; waits at most `seconds` for the first."""
-        for finished in self.evaluations.done(seconds):
+    def handle_results(self) -> None:
+        """Handle finished evaluations, and wait for those whose results have an effect now."""
+        self._handle_done()
+        while self.evaluations.is_overdue(self.progress.iteration) and not self.is_interrupted():
+            self._wait()
+
+    def _handle_done(self, seconds: float = 0.0, iteration: float | None = None) -> None:
+        for finished in self.evaluations.done(self.progress.iteration if iteration is None else iteration, seconds):
             self._handle(finished)
 
     def run_pending(self) -> None:
@@ -71,27 +77,25 @@ class BestPolicyTracker:
         self.timeline.enter(OTHER)
         self.handle_results()
 
-    def finish(self, is_interrupted: Callable[[], bool]) -> None:
+    def finish(self) -> None:
         """Wait for pending evaluations, unless the user interrupts."""
-        if self.evaluations.n_open == 0:
-            return
-        if not is_interrupted():
-            self.display.on_message(f"Training is done; waiting for {_count(self.evaluations.n_open)}.")
-        while self.evaluations.n_open and not is_interrupted():
-            self._wait()
+        if self.evaluations.n_open and not self.is_interrupted():
+            self._handle_done(iteration=math.inf)
+            if self.evaluations.n_open:
+                self.display.on_message(f"Training is done; waiting for {_count(self.evaluations.n_open)}.")
+            while self.evaluations.n_open and not self.is_interrupted():
+                self._wait(math.inf)
+            self.save()
         if self.evaluations.n_open:
             self.display.on_message(f"{_count(self.evaluations.n_open)} left; resuming the run completes them.")
-        self.save()
 
-    def _wait(self) -> None:
+    def _wait(self, iteration: float | None = None) -> None:
         self.timeline.enter(EVALUATE)  # each time: handling a result enters other phases
-        self.handle_results(_WAIT_SECONDS)
+        self._handle_done(_WAIT_SECONDS, iteration)
         self.timeline.enter(OTHER)
 
     def _handle(self, done: FinishedEvaluation) -> None:
         run, result = self.config.run, done.result
-        for fault in done.faults:
-            self.report_fault(fault, done.step)
         metrics = result.metrics(self.evaluations.task_names)
         is_best = self.progress.update_best({"step": done.step, **metrics})
         if is_best:
@@ -103,7 +107,10 @@ class BestPolicyTracker:
         record: dict[str, Any] = {"kind": "evaluation", "step": done.step, **metrics, "eval/best": is_best, **numbers}
         if self.evaluations.is_async:
             record["eval/seconds_behind"] = self.saver.clock.wall() - record["wall"]
-        self.log.write(record)
+        if done.step not in self.recorded:
+            for fault in done.faults:
+                self.report_fault(fault, done.step)
+            self.log.write(record)
         if result.trace is not None:
             write_trace(self.folder.path, done.step, result.trace)
         self.display.on_evaluation(record)
@@ -144,10 +151,13 @@ class BestPolicyTracker:
             self.display.on_message(dormancy_warning(share))
 
 
-def pending_evaluations(state: dict[str, Any], folder: Path, progress: Progress) -> list[dict[str, Any]]:
+def pending_evaluations(
+    state: dict[str, Any], folder: Path, progress: Progress
+) -> tuple[list[dict[str, Any]], frozenset[int]]:
     """The pending evaluations of a checkpoint, without those that finished before the run was killed.
 
-    The latter count towards the best evaluation so far.
+    The latter count towards the best evaluation so far. Those whose results have an effect later are run again; returns
+    their steps too, because they have been recorded.
     """
     records = read_records(folder / "metrics.jsonl")
     evaluations = [r for r in records if r.get("kind") == "evaluation" and r["step"] <= progress.step]
@@ -159,7 +169,8 @@ def pending_evaluations(state: dict[str, Any], folder: Path, progress: Progress)
     for each in pending:
         if each["step"] in done:
             progress.update_best(done[each["step"]])
-    return [each for each in pending if each["step"] not in done]
+    again = [each for each in pending if each["step"] not in done or each.get("due", 0) > progress.iteration]
+    return again, frozenset(each["step"] for each in again if each["step"] in done)
 
 
 def _count(evaluations: int) -> str:

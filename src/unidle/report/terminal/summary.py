@@ -35,6 +35,7 @@ def print_summary(
         "best evaluation": _evaluation(history.best_evaluation),
         "final evaluation": _evaluation(history.final_evaluation),
         "time": shares or None,
+        "waited": f"{duration(history.evaluation_wait)} for evaluations" if history.evaluations else None,
         "GPU": read_gpu_use(folder).text,
         "overlap": history.overlap,
         "faults": f"{faults(counts)}; see {display_path(folder / 'metrics.jsonl')} for details" if counts else None,
