@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from paths import SOURCE
 from torch import Tensor
 
 import unidle
@@ -141,3 +145,13 @@ def test_run_that_does_not_fit_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^The rollout of n_envs × n_steps = 1,000,000,000,000 × "):
         unidle.train("CartPole-v1", n_envs=10**12, **settings)
     assert not (tmp_path / "runs").exists()
+
+
+def test_check_does_not_import_sympy(tmp_path: Path) -> None:
+    """Some of torch's operations on the meta device import it, which takes a third of a second of each start-up."""
+    code = (
+        "import sys, unidle; unidle.train('CartPole-v1', preset='classic', n_steps=8, batch_size=8, timesteps=8, "
+        "eval_every=0, quiet=True); sys.exit('sympy' in sys.modules)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ).returncode == 0

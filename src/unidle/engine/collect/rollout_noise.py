@@ -19,7 +19,9 @@ class RolloutNoise:
         n_steps, n_envs = rollout.shape
         self._distribution = distribution
         # Actions of environments that are not ready go to step n_steps, so there is noise for that step too.
-        self.steps = torch.zeros_like(rollout.actions_and_trash)  # [time + 1, env, heads + reals]
+        like = rollout.actions_and_trash
+        # Not zeros_like, which imports sympy on the meta device: that takes a third of a second.
+        self.steps = torch.zeros(like.shape, dtype=like.dtype, device=like.device)  # [time + 1, env, heads + reals]
         self._interval = min(distribution.real.matrix_steps or n_steps, n_steps)
         n_matrices = n_steps // self._interval + 1 if distribution.n_matrix else 0
         self.matrices = self.steps.new_zeros(n_matrices, n_envs, distribution.n_matrix)

@@ -169,7 +169,7 @@ def pending_evaluations(
     for each in pending:
         if each["step"] in done:
             progress.update_best(done[each["step"]])
-    again = [each for each in pending if each["step"] not in done or each.get("due", 0) > progress.iteration]
+    again = [each for each in pending if each["step"] not in done or each.get("due", 0) >= progress.iteration > 0]
     return again, frozenset(each["step"] for each in again if each["step"] in done)
 
 

@@ -114,7 +114,7 @@ class Evaluations:
 
     def request(self, step: int, iteration: int, extra: Record) -> None:
         """Evaluate the current policy. If the run is stopped before it is done, it stays pending."""
-        due = iteration + self._delay
+        due = iteration + self._delay if self._delay else 0
         if self.is_async:
             extra = {**self._clock(), **extra}
         try:
