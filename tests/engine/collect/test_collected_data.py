@@ -280,7 +280,7 @@ def check_rollouts(run: SmallRun, plan: FaultPlan, rollouts: int) -> tuple[list[
         # The checkpoint leads back to the current state of each environment.
         state = collector.state_dict()
         for env, model in enumerate(models):
-            assert collector.boundary.log.actions(env)[:, 0].tolist() == model.actions
+            assert collector.boundary.log.open_episode(env)[0][:, 0].tolist() == model.actions
             assert state["episode"][env] == model.episode
         assert decode_states(state["obs"]) == [model.state for model in models]
         assert state["starts"].tolist() == [model.step == 0 for model in models]
@@ -483,7 +483,7 @@ def check_with_deaths(
         fault_counts.append(collector.stats.faults.copy())
         for env, checker in enumerate(checkers):
             checker.check(number, recorded_trajectory(slot.rollout, env), actions_of(slot.rollout, env))
-            assert collector.boundary.log.actions(env)[:, 0].tolist() == checker.actions
+            assert collector.boundary.log.open_episode(env)[0][:, 0].tolist() == checker.actions
         assert_actions_match_recorded_observations(slot, carried_state)
         carried_state = slot.rollout.states[-1].clone()
     while collector.poll(1.0):

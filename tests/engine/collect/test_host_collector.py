@@ -217,9 +217,9 @@ def test_episode_log_equals_lists_cleared_at_episode_end(data: st.DataObject, n_
         log.extend(actions, rewards, ended)
         actions[:] = rewards[:] = -1  # the collector reuses this memory for the next rollout
     for env in range(n_envs):
-        assert log.actions(env)[:, 0].tolist() == expected[env]
-        assert log.rewards(env).tolist() == [action / 4 for action in expected[env]]
-        assert log.actions(env).dtype == log.rewards(env).dtype == np.float32
+        assert log.open_episode(env)[0][:, 0].tolist() == expected[env]
+        assert log.open_episode(env)[1].tolist() == [action / 4 for action in expected[env]]
+        assert {part.dtype for part in log.open_episode(env)} == {np.dtype(np.float32)}
 
 
 def test_episode_log_forgets_episodes_beyond_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,12 +229,12 @@ def test_episode_log_forgets_episodes_beyond_memory_limit(monkeypatch: pytest.Mo
     for rollout in range(10):
         actions = np.full((2, 2, 1), rollout, np.float32)
         log.extend(actions, np.ones((2, 2), np.float32), np.array([[False, False], [False, rollout % 2 == 0]]))
-        assert len(log.actions(0)) == (2 * rollout + 6 if rollout < 3 else 0)
-        assert log.actions(1)[:, 0].tolist() == ([] if rollout % 2 == 0 else [rollout] * 2)
+        assert len(log.open_episode(0)[0]) == (2 * rollout + 6 if rollout < 3 else 0)
+        assert log.open_episode(1)[0][:, 0].tolist() == ([] if rollout % 2 == 0 else [rollout] * 2)
         assert len(log._rollouts) <= 3
     ended = np.array([[True, False], [False, False]])
     log.extend(np.full((2, 2, 1), 10, np.float32), np.ones((2, 2), np.float32), ended)
-    assert log.actions(0).tolist() == [[10]]
+    assert log.open_episode(0)[0].tolist() == [[10]]
 
 
 class Phase(enum.IntEnum):
@@ -276,7 +276,9 @@ def test_resumed_collector_equals_uninterrupted_collector(
     assert list(run.collector.stats.recent_lengths) == list(resumed.collector.stats.recent_lengths)
     assert run.collector.stats.episodes == resumed.collector.stats.episodes
     for index in range(2):
-        assert np.array_equal(run.collector.boundary.log.actions(index), resumed.collector.boundary.log.actions(index))
+        assert np.array_equal(
+            run.collector.boundary.log.open_episode(index)[0], resumed.collector.boundary.log.open_episode(index)[0]
+        )
 
 
 def test_nondeterministic_env_starts_new_episode_on_resume(
@@ -288,7 +290,7 @@ def test_nondeterministic_env_starts_new_episode_on_resume(
     assert list(resumed.collector.load_state_dict(save_and_load(run.collector.state_dict()))) == [0, 1]
 
     assert resumed.envs.block.episode.tolist() == [1, 1]
-    assert len(resumed.collector.boundary.log.actions(0)) == 0
+    assert len(resumed.collector.boundary.log.open_episode(0)[0]) == 0
     resumed.collect()
     assert resumed.rollout.starts[0].all()
-    assert len(resumed.collector.boundary.log.actions(0)) == 4
+    assert len(resumed.collector.boundary.log.open_episode(0)[0]) == 4

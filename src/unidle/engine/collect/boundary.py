@@ -48,14 +48,14 @@ class Boundary:
 
     def state_dict(self, env_states: list[dict[str, Any] | None]) -> dict[str, Any]:
         """What a checkpoint stores; `env_states` come from `states_to_save`."""
-        envs = range(self._envs.n_envs)
+        episodes = [self.log.open_episode(env) for env in range(self._envs.n_envs)]
         return {
             "episode": torch.from_numpy(self.episode),
             "obs": torch.from_numpy(self.obs),
             "starts": torch.from_numpy(self.starts),
             "states": self.states.cpu(),
-            "actions": [torch.from_numpy(self.log.actions(env).copy()) for env in envs],
-            "rewards": [torch.from_numpy(self.log.rewards(env).copy()) for env in envs],
+            "actions": [torch.from_numpy(actions.copy()) for actions, _ in episodes],
+            "rewards": [torch.from_numpy(rewards.copy()) for _, rewards in episodes],
             "env_states": [plain_state(state) for state in env_states],
         }
 

@@ -20,7 +20,7 @@ class EpisodeLog:
     """
 
     def __init__(self, n_envs: int, width: int) -> None:
-        self._width = width
+        self._none = np.zeros((0, width + 1), np.float32)
         self._rollouts: deque[np.ndarray] = deque()  # [T, N, width + 1] each: actions and reward
         self._first = self._end = 0  # number of steps before the oldest kept rollout, and until now
         self._begin = np.zeros(n_envs, np.int64)  # the step at which each open episode began
@@ -44,20 +44,15 @@ class EpisodeLog:
         while self._rollouts and self._first + len(self._rollouts[0]) <= self._begin.min():
             self._first += len(self._rollouts.popleft())
 
-    def actions(self, env: int) -> np.ndarray:
-        """[k, width] actions of `env` in its open episode; empty if it is too long."""
-        return self._steps(env)[:, :-1]
-
-    def rewards(self, env: int) -> np.ndarray:
-        """[k] rewards of `env` in its open episode; empty if it is too long."""
-        return self._steps(env)[:, -1]
-
-    def _steps(self, env: int) -> np.ndarray:
-        parts, first = [self._before.get(env, np.zeros((0, self._width + 1), np.float32))], self._first
+    def open_episode(self, env: int) -> tuple[np.ndarray, np.ndarray]:
+        """Actions [k, width] and rewards [k] of `env` in its open episode; empty if it is too long."""
+        parts, first, begin = [self._before.get(env, self._none)], self._first, int(self._begin[env])
         for rollout in self._rollouts:
-            parts.append(rollout[max(0, self._begin[env] - first) :, env])
+            if begin < first + len(rollout):
+                parts.append(rollout[max(0, begin - first) :, env])
             first += len(rollout)
-        return np.concatenate(parts)
+        steps = np.concatenate(parts)
+        return steps[:, :-1], steps[:, -1]
 
     def restart(self, env: int) -> None:
         """Start a new episode."""
