@@ -76,7 +76,7 @@ def test_fork_holds_signals_back_only_during_a_run() -> None:
         assert held_back() == set(STOPPING)
 
 
-def test_child_forked_by_a_thread_ends_too() -> None:
+def test_child_forked_by_a_thread_also_exits() -> None:
     ended: list[int | None] = []
     with ignored():
         thread = threading.Thread(target=lambda: ended.append(ended_by(signal.SIGTERM)))

@@ -18,7 +18,7 @@ def test_atomic_write_replaces_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_failed_write_keeps_old_file_and_leaves_no_other(tmp_path: Path) -> None:
+def test_failed_write_keeps_old_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_text("old")
 

@@ -17,7 +17,7 @@ def test_slow_check_shows_progress_on_stderr(capsys: pytest.CaptureFixture[str])
     assert output.out == ""
 
 
-def test_quick_check_shows_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_check_shows_no_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unidle.cli.check_env._QUIET_SECONDS", 60.0)
     result: Any = check_env_command(["cli_envs:Choice", "--json"])
     assert result["steps"] == 1000

@@ -16,7 +16,7 @@ from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.cuda_graphs import Capture
 
 
-def test_function_is_not_captured_on_cpu_or_without_graphs() -> None:
+def test_function_runs_eagerly_on_cpu_or_without_graphs() -> None:
     def function() -> None:
         pass
 

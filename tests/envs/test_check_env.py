@@ -66,23 +66,23 @@ def remarks(env: Any, **kwargs: Any) -> list[str]:
     return check_env(env_maker(env, kwargs), steps=80).remarks
 
 
-def test_nothing_is_noted_of_an_exact_env_with_small_values() -> None:
+def test_exact_env_with_small_values_has_no_notes() -> None:
     assert remarks(Line) == []
 
 
-def test_reward_that_does_not_repeat_is_noted() -> None:
+def test_reward_that_does_not_repeat_is_reported() -> None:
     (note,) = remarks(NoisyReward)
     assert note.startswith("two episodes from the same seed differ (the reward of step 1 was 0.")
 
 
-def test_reward_that_depends_on_earlier_episodes_is_noted_with_its_cause() -> None:
+def test_reward_that_depends_on_earlier_episodes_is_reported_with_its_cause() -> None:
     assert remarks(lambda: Older(Line())) == [
         "episodes depend on earlier ones (the reward of step 1 was 1.05, then 6.05): Older.episodes survives reset(); "
         "give its class state_dict() and load_state_dict(), so that runs resume exactly."
     ]
 
 
-def test_state_that_survives_is_noted_though_nothing_depends_on_it_yet() -> None:
+def test_state_that_survives_is_reported_even_if_nothing_depends_on_it_yet() -> None:
     assert remarks(lambda: Older(Line(), effect=0.0)) == [
         "Older.episodes survives reset(); if episodes come to depend on it, give its class state_dict() and "
         "load_state_dict(), so that runs resume exactly."

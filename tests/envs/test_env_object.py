@@ -80,7 +80,7 @@ def test_other_objects_are_refused_in_one_sentence(env: Any, message: str) -> No
         unidle.train(env, **SHORT_RUN)
 
 
-def test_arguments_beside_an_object_are_refused() -> None:
+def test_arguments_next_to_an_env_object_are_refused() -> None:
     with pytest.raises(UsageError, match="`env_kwargs` needs an environment's id"):
         unidle.train(gymnasium.make("Pendulum-v1"), env_kwargs={"g": 3}, **SHORT_RUN)
 

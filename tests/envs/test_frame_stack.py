@@ -119,7 +119,7 @@ def test_observations_that_were_returned_do_not_change() -> None:
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Dict({"place": spaces.Discrete(3), "speed": box(2)})])
-def test_what_cannot_be_stacked_is_rejected(space: spaces.Space) -> None:
+def test_spaces_that_cannot_be_stacked_are_rejected(space: spaces.Space) -> None:
     with pytest.raises(UsageError, match=r"^--frame-stack stacks Box spaces .* is a Discrete; leave it out"):
         FrameStack(Random(space), 2)
 

@@ -214,7 +214,7 @@ def test_custom_network_is_built_from_both_spaces_and_trained() -> None:
     assert n_parameters(policy.encoder) == n_parameters(policy.encoder.module)
 
 
-def test_custom_network_builds_no_built_in_encoder_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_network_replaces_built_in_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     created = []
     register = nn.Module.register_parameter
 

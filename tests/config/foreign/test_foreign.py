@@ -170,7 +170,7 @@ def test_batch_size_error_of_file_without_n_envs_names_the_flag(read: Read) -> N
     assert validated(config.with_values({"n_envs": 32}, "command line")).recipe.batch_size == 512
 
 
-def test_missing_n_envs_is_noted(read: Read) -> None:
+def test_missing_n_envs_is_reported(read: Read) -> None:
     assert read(ISAAC).notes == ["`n_envs` is not in the file; using 1, or the --preset's, unless you give --n-envs."]
 
 

@@ -131,7 +131,9 @@ def test_schedule_of_dqn_is_converted(
         ("ppo.yml", "batch_size: 512\n  n_steps: 128", {"algo": "ppo", "batch_size": 128}),
     ],
 )
-def test_words_are_converted(tmp_path: Path, name: str, text: str, expected: dict[str, Any]) -> None:
+def test_settings_of_off_policy_files_are_converted(
+    tmp_path: Path, name: str, text: str, expected: dict[str, Any]
+) -> None:
     found = values(tmp_path, name, text)
     assert {setting: found[setting] for setting in expected} == expected
 

@@ -1,4 +1,4 @@
-"""Run folders with damaged, edited or planted files: what is sound is used, and nothing loads as something else."""
+"""Run folders with damaged, edited or planted files: intact files are used, and nothing loads as something else."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_run_resumes_from_newest_sound_checkpoint_with_same_result(
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("not enough memory: you tried to allocate 9 bytes")])
-def test_sound_checkpoint_is_not_called_damaged_when_memory_is_short(
+def test_intact_checkpoint_is_not_called_damaged_when_memory_is_short(
     run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*args: Any, **options: Any) -> None:
@@ -135,7 +135,7 @@ def test_sound_checkpoint_is_not_called_damaged_when_memory_is_short(
     assert checkpoints(run) == before
 
 
-def test_run_without_sound_checkpoint_is_refused_and_left_as_it_is(run: Path) -> None:
+def test_run_without_intact_checkpoint_is_refused_and_unchanged(run: Path) -> None:
     for path in RunFolder.open(run).saved():
         flip_bit(path)
     before = checkpoints(run)

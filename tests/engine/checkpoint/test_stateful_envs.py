@@ -127,7 +127,7 @@ def test_resume_reports_reward_that_differs(
     assert ": this run will differ from an uninterrupted one." in output
 
 
-def test_resume_names_state_that_is_not_saved_though_nothing_differs_yet(
+def test_resume_names_unsaved_state_even_if_nothing_differs_yet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped_and_resumed(late_curriculum, tmp_path, "in this process")

@@ -243,7 +243,9 @@ def test_damaged_signatures_are_not_trusted(content: str, home: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("", 2)])
-def test_terminal_is_asked(answer: str, code: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_user_is_asked_to_trust_the_run(
+    answer: str, code: int, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = train()
     become_another_user(monkeypatch)
     terminal, child = pty.openpty()

@@ -26,7 +26,7 @@ def test_a_dict_that_the_simulator_changes_later_keeps_its_values() -> None:
 
 
 @pytest.mark.parametrize("value", ["text", None, float("nan"), torch.tensor([])], ids=["text", "none", "nan", "empty"])
-def test_what_is_not_a_finite_number_is_left_out(value: object) -> None:
+def test_values_other_than_finite_numbers_are_left_out(value: object) -> None:
     log = StepLog()
     log.add({"bad": value, "good": True})
     assert log.take() == {"Episode/good": 1.0}

@@ -173,7 +173,7 @@ class WrongShape(ActionFaultEnv):
         return {"at": np.zeros(3, np.int64), "x": np.zeros(1, np.float32)}, *rest
 
 
-def test_usage_error_is_not_survived(start_envs: Make) -> None:
+def test_usage_error_is_raised_instead_of_restarting_the_env(start_envs: Make) -> None:
     envs = start_envs(WrongShape)
     with pytest.raises(UsageError, match=r"^observation\['at'\] from step\(\) has shape \(3,\)"):
         step_all(envs)

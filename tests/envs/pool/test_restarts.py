@@ -255,7 +255,7 @@ def test_faults_reported_before_worker_died_are_received(start_pool: Make) -> No
     assert positions(pool)[:2] == [expected_position(40, 2, 0), expected_position(41, 1, 0)]
 
 
-def test_unsent_message_of_dead_worker_is_not_awaited(start_pool: Make) -> None:
+def test_pool_does_not_wait_for_a_message_that_a_dead_worker_did_not_send(start_pool: Make) -> None:
     pool = start_pool()
     os.kill(worker_pid(pool, 0), signal.SIGSTOP)
     pool._signals.flags[0] = DONE_WITH_FAULTS  # as if it had been killed between the flag and the message
@@ -404,13 +404,13 @@ def test_hung_worker_is_killed_without_blocking_others(start_pool: Make) -> None
     ]
 
 
-def test_slice_queued_behind_others_is_not_hung(start_pool: Make) -> None:
+def test_slice_queued_behind_others_does_not_count_as_hanging(start_pool: Make) -> None:
     pool = start_pool(n_envs=6, workers=1, slices=6, env_timeout=1.5)
     step_all(pool, *[Do.SLOW] * 6)  # 0.4 seconds each, 2.4 until the last
     assert pool.faults == []
 
 
-def test_idle_worker_is_not_hung(start_pool: Make) -> None:
+def test_idle_worker_does_not_count_as_hanging(start_pool: Make) -> None:
     pool = start_pool(env_timeout=1.5)
     for _ in range(5):
         pool._next_check = 0.0
@@ -444,7 +444,7 @@ def test_worker_hanging_at_startup_raises_after_timeout(start_pool: Make, monkey
         start_pool(hang_forever, env_timeout=0.5)
 
 
-def test_long_replay_is_not_hung(start_pool: Make) -> None:
+def test_long_replay_does_not_count_as_hang(start_pool: Make) -> None:
     pool = start_pool(n_envs=1, workers=1, env_timeout=1.5)
     rewards = np.zeros(6, np.float32)
     for step in range(6):

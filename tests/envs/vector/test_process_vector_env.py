@@ -429,7 +429,7 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def test_close_ends_workers_and_may_be_repeated(tmp_path: Path) -> None:
+def test_close_ends_workers_and_can_be_called_twice(tmp_path: Path) -> None:
     before, folder, descriptors = children(), str(tmp_path), len(os.listdir("/proc/self/fd"))
     ours = ProcessVectorEnv([lambda: ProcessInfoEnv(folder)] * 3, 2)
     pids = {int(pid) for pid in ours.reset()[0]["pid"][:, 0]}

@@ -54,7 +54,7 @@ def test_host_reads_cores_and_memory(family: int) -> None:
     assert 0 < found["memory"][0].value < total
 
 
-def test_second_poll_at_once_has_no_cpu_reading() -> None:
+def test_immediate_second_poll_has_no_cpu_reading() -> None:
     host = Host()
     assert "cpu" not in host.poll()
     time.sleep(0.2)

@@ -432,7 +432,7 @@ def test_half_sent_requests_do_not_shut_others_out(tmp_path: Path) -> None:
             assert events.next()["name"] == "x"
 
 
-def test_crowd_of_one_peer_does_not_close_connections_of_another(
+def test_many_connections_of_one_peer_do_not_close_those_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MAX_WAITING", 5)

@@ -389,7 +389,7 @@ def test_plasticity_is_plotted_and_noted_above_threshold(tmp_path: Path) -> None
     assert note.startswith("31% of the critic's neurons are dormant")
 
 
-def test_dormant_neurons_are_not_noted_after_few_updates(tmp_path: Path) -> None:
+def test_dormant_neurons_are_not_reported_after_few_updates(tmp_path: Path) -> None:
     few, enough = ({**iteration(1), "train/n_updates": float(n)} for n in (9_999, 10_000))
     evaluated = task_evaluation(1000, 0.5, 0.5, 0.31)
     assert not page_of(run_folder(tmp_path, [few, evaluated])).of("p", "note")

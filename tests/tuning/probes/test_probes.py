@@ -220,7 +220,7 @@ def learning(config: Config) -> Iterator[tuple[LearningProbes, RunParts]]:
         yield LearningProbes(config, 0.01, parts, probes._slot(parts, parts.collector.envs)), parts
 
 
-def test_other_recipe_is_measured_or_gives_none() -> None:
+def test_other_recipe_is_measured_or_returns_none() -> None:
     with learning(small_dqn()) as (probes, _):
         assert (probes.seconds_with(buffer_size=1000) or 0.0) > 0
         assert probes.seconds_with(buffer_size=1) is None
