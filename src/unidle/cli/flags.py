@@ -295,7 +295,7 @@ def _wrappers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[Any, ..
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar="MODULE:CALLABLE,…",
+        metavar="NAME,…" if get_args(info.type)[0] is str else "MODULE:CALLABLE,…",
         instance_from_str=lambda words: tuple(name for name in words[0].split(",") if name),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [_write(value)],

@@ -39,7 +39,7 @@ _MAY_CHANGE_ON_RESUME = {
         "checkpoint_every",
         "keep_checkpoints",
     ),
-    *("tensorboard", "wandb", "cleanrl_tags", "trace"),
+    *("tensorboard", "wandb", "cleanrl_tags", "log_info", "monitor_csv", "trace"),
 }
 # Settings of the recipe that may change on resume too; such a change is recorded (engine/checkpoint/changes.py).
 RECORDED_ON_RESUME = ("learning_rate", "lr_schedule")

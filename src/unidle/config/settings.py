@@ -417,6 +417,10 @@ class Run:
     """Log to Weights & Biases (extra `wandb`; WANDB_MODE=offline works)."""
     cleanrl_tags: bool = False
     """Write TensorBoard and W&B metrics also under CleanRL's tags (charts/episodic_return, charts/SPS, …)."""
+    log_info: tuple[str, ...] = ()
+    """Numbers in info at the end of an episode to log, such as success,x; of environments on the host."""
+    monitor_csv: bool = False
+    """Write one row per episode to monitor.csv, in the form of Stable-Baselines3's Monitor."""
     trace: bool = False
     """Profile a few iterations into trace.json.gz, for ui.perfetto.dev."""
 

@@ -81,6 +81,12 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
         raise UsageError("`target_return` needs evaluations, but `eval_every` is 0; set it to a number of steps.")
     if config.run.wandb and find_spec("wandb") is None:
         raise UsageError("--wandb needs the package wandb; run: pip install 'unidle[wandb]'.")
+    names = config.run.log_info
+    if len(set(names)) < len(names) or any(not name or name in "rlt" or set(name) & set(',"\n') for name in names):
+        raise UsageError(
+            f"`log_info` is {in_brief(list(names))}; give different names of numbers in info, without commas, and "
+            "other than r, l and t, which are columns of monitor.csv."
+        )
     if not config.run.env:
         raise UsageError("No environment given; add --env, for example --env CartPole-v1.")
     if not resumed:

@@ -22,7 +22,7 @@ from unidle.config.settings import round_up_timesteps
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.cuda_graphs import Capture
-from unidle.engine.env_notes import env_notes
+from unidle.engine.env_notes import env_notes, require_episode_records
 from unidle.engine.learn.device_loop import DeviceLoop, can_capture_iteration
 from unidle.engine.memory_check import require_memory_for_networks, require_memory_for_rollouts
 from unidle.engine.placement import choose_device, choose_slices, choose_workers, set_numerics
@@ -74,6 +74,9 @@ def build_parts(
     torch.set_num_threads(engine.threads)  # after the probe: an environment may have changed the number
     if env_spec.on_device and recipe.overlap == "strict":
         raise UsageError(f"{run.env} runs on the device: there is nothing to overlap with learning; use --overlap off.")
+    if run.log_info or run.monitor_csv:
+        env_spec = replace(env_spec, log_info=run.log_info)
+        require_episode_records(run, env_spec)
     for note in env_notes(recipe, env_spec):
         say(note)
     require_memory_for_networks(recipe, env_spec.obs_layout, device)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from unidle.config import Recipe
+from unidle.config import Recipe, Run
 from unidle.config.settings import OffPolicyActorCriticRecipe
 from unidle.envs.spec import EnvSpec
+from unidle.errors import UsageError
 from unidle.spaces.observations import MASK
 
 
@@ -22,3 +23,18 @@ def env_notes(recipe: Recipe, env_spec: EnvSpec) -> list[str]:
             f"{unbounded}: {recipe.algo.upper()} keeps them within ±{recipe.action_limit:g}; --action-limit changes it."
         )
     return notes
+
+
+def require_episode_records(run: Run, env_spec: EnvSpec) -> None:
+    """UsageError if the settings ask for records of single episodes that these environments do not give."""
+    if env_spec.on_device:
+        flag = "--log-info" if run.log_info else "--monitor-csv"
+        raise UsageError(
+            f"{run.env} runs on the device, where episodes are only counted; leave out {flag}, or use --subproc if the "
+            "environment has a version on the host."
+        )
+    if env_spec.vectorised and run.log_info:
+        raise UsageError(
+            f"{run.env} is a vector environment, whose infos are not read; leave out --log-info, or pass a factory of "
+            "one environment."
+        )

@@ -9,6 +9,7 @@ from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.progress import Progress
 from unidle.metrics.log import MetricLog
+from unidle.metrics.monitor_csv import MonitorCsv
 
 # A run writes about this many records, or more if they would be more than this many steps apart.
 _RECORDS, _STEPS_PER_RECORD = 1000, 1000
@@ -24,7 +25,12 @@ class IterationLog:
         progress: Progress,
         clock: RunClock,
         timesteps: int,
+        monitor: MonitorCsv | None = None,
     ) -> None:
+        """`monitor` gets every episode, not only those of iterations that are written."""
+        self._monitor = monitor
+        if monitor is not None and isinstance(collector, HostCollector):
+            collector.stats.keeps_rows = True
         self._log, self._collector, self._progress, self._clock = log, collector, progress, clock
         self._every = max(1, min(_STEPS_PER_RECORD, timesteps // _RECORDS))
         self._unwritten: dict[str, Any] | None = None  # the latest record
@@ -32,6 +38,8 @@ class IterationLog:
     def record(self, metrics: dict[str, float], steps: int, seconds: float) -> dict[str, Any]:
         """The record of an iteration of `steps` steps that took `seconds`."""
         progress = self._progress
+        if self._monitor is not None and isinstance(self._collector, HostCollector):
+            self._monitor.write(self._collector.stats.take_rows(), self._clock.wall())
         record: dict[str, Any] = {"kind": "iteration", "step": progress.step, "iteration": progress.iteration}
         record |= self._collector.metrics()
         record["rollout/steps_per_second"] = steps / seconds
@@ -43,6 +51,11 @@ class IterationLog:
         self._unwritten = record
         if is_last or is_due(self._progress.step - steps, self._progress.step, self._every):
             self.flush()
+
+    def close(self) -> None:
+        """Close the monitor."""
+        if self._monitor is not None:
+            self._monitor.close()
 
     def flush(self) -> None:
         """Write the latest record if it is not written yet."""

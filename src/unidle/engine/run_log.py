@@ -1,4 +1,4 @@
-"""Opens the log of a run with the metric writers that its settings ask for."""
+"""Opens the log of a run, its metric writers and its monitor.csv, as its settings ask for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from unidle.config import Config
+from unidle.engine.collect.device import DeviceCollector
+from unidle.engine.collect.host import HostCollector
 from unidle.metrics.jsonl import JsonlWriter
 from unidle.metrics.log import MetricLog
+from unidle.metrics.monitor_csv import FILE, MonitorCsv
 from unidle.metrics.tags import CLEANRL_TAGS, SB3_TAGS
 from unidle.metrics.tensorboard import TensorBoardWriter
 from unidle.metrics.wandb import WandbWriter
@@ -27,3 +30,20 @@ def open_log(
     if run.wandb:
         built_in.append(WandbWriter(folder, config.flat(), step, tags))
     return MetricLog(jsonl, [*built_in, *writers], say)
+
+
+def open_monitor(
+    folder: Path,
+    config: Config,
+    collector: HostCollector | DeviceCollector,
+    wall: float,
+    say: Callable[[str], None],
+) -> MonitorCsv | None:
+    """The file of a run's episodes, which continues after those in the checkpoint; None if the settings ask for none.
+
+    The run has trained for `wall` seconds.
+    """
+    run = config.run
+    if not run.monitor_csv or not isinstance(collector, HostCollector):
+        return None
+    return MonitorCsv(folder / FILE, run.env, run.log_info, collector.stats.rows_taken, wall, say)

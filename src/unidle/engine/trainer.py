@@ -30,7 +30,7 @@ from unidle.engine.learn.learner import Learner
 from unidle.engine.overlap import ENV_FAILURES, Overlap
 from unidle.engine.progress import Progress
 from unidle.engine.run_facts import run_facts, start_notes
-from unidle.engine.run_log import open_log
+from unidle.engine.run_log import open_log, open_monitor
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import Fault
 from unidle.errors import TrainingError, UsageError, WriteError
@@ -126,7 +126,8 @@ class Trainer:
             record_changes(folder.path, *settings, progress.step, self._clock.wall(), kernels, say)
         folder.save_config(self.config, progress.step)  # only now: one that does not fit the checkpoint is not saved
         self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
-        self._iterations = IterationLog(self._log, self.collector, progress, self._clock, run.timesteps)
+        monitor = open_monitor(folder.path, self.config, self.collector, self._clock.wall(), say)
+        self._iterations = IterationLog(self._log, self.collector, progress, self._clock, run.timesteps, monitor)
         self._runner = CallbackRunner(folder.path, self._log, self._stop)
         self._tracker = BestPolicyTracker(
             self.config,
@@ -153,6 +154,7 @@ class Trainer:
             end.callback(self._saver.close)
             end.callback(self._display.on_end)
             end.callback(self._log.close)
+            end.callback(self._iterations.close)
             if self._meter is not None:
                 self._meter.begin(folder.path, self._timeline, progress.step, self._parts.capture.on_gpu())
                 end.callback(self._meter.end)

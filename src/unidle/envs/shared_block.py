@@ -66,6 +66,8 @@ class SharedBlock:
         for name, dtype in _FIELDS:
             setattr(self, name, view((n_envs,), dtype))
         self.reward, self.terminated, self.truncated = unpack_step_words(self.step_words)
+        # `env_spec.log_info` of the episode that just ended; NaN where info has no number.
+        self.episode_info = view((n_envs, len(env_spec.log_info)), np.float64)
         self.requests = view((n_envs, len(OUTCOMES)), np.int64)  # HTTP requests so far, by outcome
 
     @staticmethod
@@ -75,9 +77,9 @@ class SharedBlock:
             2 * env_spec.obs_layout.obs_bytes
             + 4 * env_spec.action_layout.width
             + sum(np.dtype(d).itemsize for _, d in _FIELDS)
-            + 8 * len(OUTCOMES)
+            + 8 * (len(env_spec.log_info) + len(OUTCOMES))
         )
-        return -(-(n_envs * per_env) // 64) * 64 + 64 * (len(_FIELDS) + 4)
+        return -(-(n_envs * per_env) // 64) * 64 + 64 * (len(_FIELDS) + 5)
 
     def request_counts(self) -> dict[str, int]:
         """All HTTP requests so far, by outcome; empty if the environments make none."""

@@ -26,6 +26,7 @@ class EnvSpec:
     ignores_masks: bool = False  # masks that the environment gives are not used
     carriers: tuple[str, ...] = ()  # wrappers whose state survives an episode and is saved (see carried_state.py)
     has_time_limit: bool = True  # False: no time limit was found
+    log_info: tuple[str, ...] = ()  # keys of the numbers in info that are logged at the end of an episode
     unsaved: tuple[str, ...] = ()  # attributes that survive an episode and are not saved
 
 

@@ -92,7 +92,7 @@ class HostCollector:
         self._has_failed = False  # the environments cannot continue
         self.is_cancelled = False  # the current rollout was cancelled
         self.boundary = Boundary(envs, rollouts[0].actions.shape[2], self._starts, self._state)
-        self.stats = EpisodeStats()
+        self.stats = EpisodeStats(envs.env_spec.log_info)
 
     def close(self) -> None:
         """Close all environments."""

@@ -35,7 +35,7 @@ class Staging:
         """Empty the lists; the arrays need no clearing, because they are overwritten."""
         self.final_obs: list[np.ndarray] = []  # of truncated episodes
         self.final_at: list[np.ndarray] = []  # t × N + env
-        self.episodes: list[np.ndarray] = []  # [t × N + env, return, length, success] of episodes that ended
+        self.episodes: list[np.ndarray] = []  # [t × N + env, return, length, success, *info] of episodes that ended
 
     def store(self, block: SharedBlock, where: StepEnvIndex, starts: np.ndarray | None) -> None:
         """Copy the outcomes of the steps at `where` from the block; `starts` [N] is set where an episode ended."""
@@ -52,7 +52,8 @@ class Staging:
             self.final_at.append(at[truncated])
             ended &= block.episode_length[envs] >= 0  # negative: a fault ended the episode, which is not a result
             results = (block.episode_return, block.episode_length, block.episode_success)
-            self.episodes.append(np.stack([at[ended], *(result[indices[ended]] for result in results)]))
+            numbers = (result[indices[ended]] for result in results)
+            self.episodes.append(np.stack([at[ended], *numbers, *block.episode_info[indices[ended]].T]))
 
     def store_last(self, block: SharedBlock, envs: slice) -> None:
         """Copy the observations and episode indices of these environments after their last step."""
@@ -87,8 +88,12 @@ class Staging:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(device, non_blocking=True) if self._pinned else tensor
 
-    def finished_episodes(self) -> tuple[list[float], list[int], list[bool]]:
-        """Returns, lengths and (where reported) successes of the episodes that ended, sorted by (time, env)."""
-        episodes = np.concatenate([np.zeros((4, 0)), *self.episodes], 1)
-        _, returns, lengths, successes = episodes[:, np.argsort(episodes[0])]
-        return returns.tolist(), lengths.astype(int).tolist(), (successes[successes > 0] == SUCCEEDED).tolist()
+    def finished_episodes(self) -> tuple[list[float], list[int], list[bool], list[list[float]]]:
+        """Returns, lengths, successes (where reported) and info [key, episode] of the episodes that ended.
+
+        Sorted by (time, env).
+        """
+        episodes = np.concatenate(self.episodes, 1) if self.episodes else np.zeros((4, 0))
+        _, returns, lengths, successes, *info = episodes[:, np.argsort(episodes[0])]
+        known = (successes[successes > 0] == SUCCEEDED).tolist()
+        return returns.tolist(), lengths.astype(int).tolist(), known, [numbers.tolist() for numbers in info]

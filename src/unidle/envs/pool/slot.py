@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -134,6 +135,8 @@ class EnvSlot:
             block.episode_return[env_id] = self._return
             block.episode_length[env_id] = self.length
             block.episode_success[env_id] = self._success
+            for column, key in enumerate(self._env_spec.log_info):
+                block.episode_info[env_id, column] = _number(info.get(key))
             self.start_episode(self.episode + 1)
         else:
             self._observe(observation, info)
@@ -258,6 +261,14 @@ def _success(info: dict[str, Any]) -> int:
     """`info["success"]` or `info["is_success"]` as a value of `block.episode_success`."""
     reported = info.get("success", info.get("is_success"))
     return 0 if reported is None or np.ndim(reported) else SUCCEEDED if reported else FAILED
+
+
+def _number(value: Any) -> float:
+    """A single number, also as an array; NaN for anything else."""
+    if not isinstance(value, (bool, int, float, np.generic, np.ndarray)):
+        return math.nan
+    array = np.asarray(value)
+    return float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else math.nan
 
 
 def _is_multi_task(env: gymnasium.Env) -> bool:
