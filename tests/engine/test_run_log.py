@@ -30,6 +30,12 @@ SMALL: dict[str, Any] = {
     "subproc": False,
     "quiet": True,
 }
+
+
+def cartpoles() -> gymnasium.vector.VectorEnv:
+    return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+
+
 KEYS = ("steps", "is_long", "array", "sometimes")
 
 
@@ -146,7 +152,7 @@ def test_monitor_csv_is_not_written_through_a_link() -> None:
     [
         ("unidle/CartPole-v1", {"monitor_csv": True}, "unidle/CartPole-v1 runs on the device, where episodes are only"),
         ("unidle/CartPole-v1", {"log_info": "x"}, "leave out --log-info, or use --subproc"),
-        (lambda: gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync"), {"log_info": "x"}, "is a vector environment, whose infos are"),
+        (cartpoles, {"log_info": "x"}, "is a vector environment, whose infos are"),
         (Counts, {"log_info": ("x", "x")}, "`log_info` is ['x', 'x']; give different names of numbers in info"),
         (Counts, {"log_info": ("r",)}, "other than r, l and t"),
         (Counts, {"log_info": 3}, "`log_info` must be a list of names"),
@@ -161,7 +167,7 @@ def test_environments_and_names_that_cannot_be_logged_are_refused(
 
 
 def test_vector_environment_writes_monitor_csv() -> None:
-    run = train(lambda: gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync"), subproc=None, monitor_csv=True, timesteps=240)
+    run = train(cartpoles, subproc=None, monitor_csv=True, timesteps=240)
     table = load_results(str(run.path))
     assert len(table) == run.records[-1]["rollout/episodes"] > 0
     assert np.array_equal(table["r"], table["l"])
