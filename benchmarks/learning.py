@@ -11,9 +11,11 @@ SB3; bootstrap, both sides resampled independently) lies above âˆ’5 % of (SB3 âˆ
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -190,6 +192,16 @@ def compare(returns: list[float], baseline: list[float], random: float) -> dict[
     }
 
 
+@contextlib.contextmanager
+def new_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """A new process for each run. If one fails, the runs that have not started are cancelled."""
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def main() -> None:
     """Train both sides, alternating, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -202,7 +214,7 @@ def main() -> None:
     earlier = arguments.out / "learning.json"
     result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
     result["machine"] = provenance("stable-baselines3")
-    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    with new_pool(arguments.jobs) as pool:
         for task in arguments.envs:
             row = result["tasks"].get(task, {})
             if any(row.get(name) != value for name, value in TASKS[task].items()):

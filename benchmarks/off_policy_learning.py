@@ -12,12 +12,11 @@ import argparse
 import json
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
-from learning import compare, evaluate, print_table, random_policy
+from learning import compare, evaluate, new_pool, print_table, random_policy
 from machine import RESULTS, provenance, save
 
 _PENDULUM = {
@@ -259,7 +258,7 @@ def main() -> None:
     earlier = arguments.out / "off_policy_learning.json"
     result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
     result["machine"] = provenance("stable-baselines3")
-    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    with new_pool(arguments.jobs) as pool:
         for name in arguments.tasks:
             row = result["tasks"].get(name, {})
             if row.get("settings") != TASKS[name]:
