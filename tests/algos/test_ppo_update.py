@@ -325,9 +325,14 @@ def test_minibatches_after_target_kl_change_nothing() -> None:
 # -- Stable-Baselines3 -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("env", [short_cartpole, Drift])
+_CLIPPED = {"clip_range_vf": 0.2, "ent_coef": 0.02, "max_grad_norm": 0.1}
+_SDE = {"use_sde": True, "sde_sample_freq": 4, "use_expln": True, "log_std_init": -1.0}
+
+
 @pytest.mark.parametrize(
-    "recipe", [{}, {"clip_range_vf": 0.2, "ent_coef": 0.02, "max_grad_norm": 0.1}], ids=["default", "clipped"]
+    ("env", "recipe"),
+    [(short_cartpole, {}), (Drift, {}), (short_cartpole, _CLIPPED), (Drift, _CLIPPED), (Drift, {**_CLIPPED, **_SDE})],
+    ids=["discrete", "continuous", "discrete, clipped", "continuous, clipped", "gsde"],
 )
 def test_iteration_matches_stable_baselines3(env: Any, recipe: dict[str, Any]) -> None:
     # The whole batch is one minibatch, so the order of transitions does not matter; three epochs move the ratios.
@@ -343,12 +348,13 @@ def test_iteration_matches_stable_baselines3(env: Any, recipe: dict[str, Any]) -
         ent_coef=recipe.get("ent_coef", 0.0),
         clip_range_vf=recipe.get("clip_range_vf"),
         max_grad_norm=recipe.get("max_grad_norm", 0.5),
-        policy_kwargs={"net_arch": [16, 16]},
+        use_sde=recipe.get("use_sde", False),
+        policy_kwargs={"net_arch": [16, 16], "use_expln": recipe.get("use_expln", False)},
         device="cpu",
     )
     theirs, ours = sb3_parameters(model), dict(run.policy.named_parameters())
     for name, parameter in theirs.items():
-        parameter.data.copy_(ours[name])
+        parameter.data.copy_(ours[name].view_as(parameter))
     model._logger = sb3.common.logger.Logger(None, [])
     for _ in range(2):
         run.collect()
@@ -357,7 +363,8 @@ def test_iteration_matches_stable_baselines3(env: Any, recipe: dict[str, Any]) -
         metrics = run.learn()
         logged = model.logger.name_to_value
         for name, parameter in theirs.items():
-            assert_close(ours[name].detach(), parameter.detach(), atol=1e-5, rtol=1e-4, msg=name)
+            ours_now = ours[name].detach().view_as(parameter)
+            assert_close(ours_now, parameter.detach(), atol=1e-5, rtol=1e-4, msg=name)
         assert metrics["value_loss"] == pytest.approx(logged["train/value_loss"], rel=1e-4)
         assert metrics["policy_loss"] == pytest.approx(logged["train/policy_gradient_loss"], abs=1e-5)
         assert metrics["entropy"] == pytest.approx(-logged["train/entropy_loss"], rel=1e-4)
