@@ -15,7 +15,7 @@ from unidle.tuning.advice import collecting, device, learning
 from unidle.tuning.advice.facts import Table
 from unidle.tuning.advice.finding import Advice, Finding, ranked, with_valid_flags
 from unidle.tuning.advice.verdict import CHECKS, NO_FASTER_SETTINGS, verdict_on
-from unidle.tuning.probes.profile import Pace, Stepping
+from unidle.tuning.probes.profile import Pace, SimulatorPace, Stepping
 from unidle.tuning.probes.stepping import StepStats
 
 GPU = {"on_gpu": True}
@@ -23,6 +23,7 @@ ON_GPU = Table(True, 0.5, {"environment": 0.3, "host→device": 0.1, "sync": 0.1
 FEW_COPIES = Table(True, 0.5, {"environment": 0.49, "host→device": 0.01}, 0.0)
 FEW_ENVS = {"n_envs": 4, "stepping": (Stepping(4, 4, 1.0, 1.0),), "collecting": 3.0}
 ON_DEVICE = {**GPU, "on_device": True, "stepping": (), "collecting": 0.0}
+SIMULATOR = {**GPU, "on_device": True, "stepping": (), "collecting": 4.0, "simulator": SimulatorPace(0.02, (64, 0.03))}
 SLOW_STEPS = StepStats(0.05, 0.2, 0.02, 0.0, 1)
 
 # (check, facts that show the cause, facts that do not)
@@ -130,6 +131,36 @@ def test_environment_computes_advises_the_best_worker_count() -> None:
     # 16 environments on 1 worker: 16 s of stepping; on 5: 4 s on the busiest one; plus 2 s of learning.
     found = advice_of(collecting.environment_computes(few), "--workers 5")
     assert (found.kind, found.speedup) == ("engine", pytest.approx(18 / 6, rel=0.05))
+
+
+def test_simulator_gets_its_share_and_the_gain_of_more_environments() -> None:
+    # 100 steps: 2 s of the simulator, 2 s of inference and storage, 2 s of learning. With 64 environments instead of
+    # 16, 25 steps make the same batch: 25 × 30 ms of the simulator, 25 × 20 ms of inference, and the same learning.
+    given = facts(profile_changes=SIMULATOR)
+    found = collecting.environment_computes(given)
+    assert found is not None
+    assert found.weight == pytest.approx(2 / 6)
+    assert "one step of all 16 takes 20.0 ms, of 64 30.0 ms" in found.sentence
+    assert "83 % of that is Python and kernel launches" in found.sentence
+    more = advice_of(found, "--n-envs 64 --n-steps 25")
+    assert (more.kind, more.speedup) == ("recipe", pytest.approx(6 / (0.75 + 0.5 + 2)))
+    beside = collecting.inference_bound(given)
+    assert beside is not None
+    assert (beside.weight, advice_of(beside, more.flags)) == (pytest.approx(2 / 6), more)
+
+
+def test_simulator_of_own_factory_is_advised_without_a_flag_that_would_not_apply() -> None:
+    own = {**SIMULATOR, "simulator": SimulatorPace(0.02, (64, 0.03), takes_n_envs=False)}
+    found = advice_of(collecting.environment_computes(facts(profile_changes=own)), "")
+    assert "create 64 in your factory, and use --n-steps 25" in found.text
+
+
+def test_more_environments_of_simulator_are_not_advised_if_steps_take_longer_in_proportion() -> None:
+    slower = {**SIMULATOR, "simulator": SimulatorPace(0.04, (64, 0.16))}
+    found = collecting.environment_computes(facts(profile_changes=slower))
+    assert found is not None
+    assert [advice.kind for advice in found.advice] == ["engine"]
+    assert "kernel launches" not in found.sentence
 
 
 def test_workers_are_not_advised_if_they_do_not_help() -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from stand_in_simulators import STEP_S
 
 from unidle.algos.registry import new_algorithm
 from unidle.buffers import placement
@@ -166,6 +167,22 @@ def test_device_environments_are_probed_together_with_learning() -> None:
     assert profile.on_device
     assert profile.stepping == ()
     assert profile.pace.learning > 0
+
+
+@pytest.mark.parametrize("factory", ["of_any_size", "of_fixed_size"])
+def test_simulator_is_probed_alone_and_with_more_environments_if_possible(factory: str) -> None:
+    env = f"stand_in_simulators:{factory}"
+    profile = measure_profile(job(env, n_envs=16, n_steps=16, batch_size=64), SECONDS)
+    simulator = profile.simulator
+    assert simulator is not None
+    assert not simulator.takes_n_envs
+    assert simulator.step >= STEP_S
+    if factory == "of_fixed_size":
+        assert simulator.larger is None
+    else:
+        assert simulator.larger is not None
+        assert simulator.larger[0] == 64
+        assert simulator.larger[1] >= STEP_S
 
 
 @pytest.mark.parametrize(("device", "runs"), [("cuda", 2), ("cpu", 1)])

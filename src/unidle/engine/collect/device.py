@@ -49,7 +49,7 @@ class DeviceCollector:
         capture: Capturer = no_capture,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._env, self._obs_layout, self.policy, self._rollout = env, env_spec.obs_layout, policy, rollout
+        self.env, self._obs_layout, self.policy, self._rollout = env, env_spec.obs_layout, policy, rollout
         self._seed, self._timeline, self._say = seed, timeline, say
         self._captured = traits_of(env).capture_safe
         self._clock = DeviceClock(timeline) if rollout.obs.is_cuda else None
@@ -94,8 +94,8 @@ class DeviceCollector:
 
     def close(self) -> None:
         """Close the environments, if they have `close`."""
-        if hasattr(self._env, "close"):
-            self._env.close()
+        if hasattr(self.env, "close"):
+            self.env.close()
 
     def start(self) -> None:
         """Open the first rollout; the environments are at the start of episode 0 already."""
@@ -182,7 +182,7 @@ class DeviceCollector:
             self.dispatch.fallbacks["Rollout"] = "Triton is not installed"
             return None
         episodes = self._starts, self._returns, self._lengths
-        kernel = rollout_kernel(self._env, self.policy, self._rollout, self._noise.steps[:-1], self._state, *episodes)
+        kernel = rollout_kernel(self.env, self.policy, self._rollout, self._noise.steps[:-1], self._state, *episodes)
 
         def build() -> Callable[[], Tensor]:
             assert not isinstance(kernel, str)
@@ -219,12 +219,12 @@ class DeviceCollector:
             self._step()
 
     def _take_step(self) -> None:
-        self._store(*self._env.step(self._state, self._act()))
+        self._store(*self.env.step(self._state, self._act()))
 
     def _take_timed_step(self) -> None:
         """`_take_step` of a simulator: its own Python may take longer than anything else."""
         actions = self._timed(INFERENCE, self._act)
-        state, step = self._timed(ENVIRONMENT, lambda: self._env.step(self._state, actions))
+        state, step = self._timed(ENVIRONMENT, lambda: self.env.step(self._state, actions))
         self._timed(STORAGE, lambda: self._store(state, step))
 
     def _timed(self, phase: int, work: Callable[[], _Result]) -> _Result:
@@ -263,13 +263,13 @@ class DeviceCollector:
         self._count_episodes(step.reward, step.terminated | step.truncated)
         self._pack_obs(step.observation, state, self._obs)
         if self._log is not None:
-            self._log.add(self._env.logged)  # type: ignore[attr-defined]
+            self._log.add(self.env.logged)  # type: ignore[attr-defined]
         at.add_(1)
 
     def _pack_obs(self, observation: Tensor, state: State, obs: Tensor) -> None:
         mask = None
-        if isinstance(self._env, MaskedDeviceEnv) and self._obs_layout.mask_width:
-            mask = self._env.mask(state)
+        if isinstance(self.env, MaskedDeviceEnv) and self._obs_layout.mask_width:
+            mask = self.env.mask(state)
         pack_obs(observation, mask, self._obs_layout, obs)
 
     def _packed_final(self, observation: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ class DeviceCollector:
             self._last = returns / count, lengths / count
         if self._log is not None:
             self._logged = self._log.take() or self._logged
-        if len(self._rollout.final_at) and not traits_of(self._env).exact_final_observation:
+        if len(self._rollout.final_at) and not traits_of(self.env).exact_final_observation:
             self._say(_INEXACT)
             self._say = lambda text: None
 
@@ -336,7 +336,7 @@ class DeviceCollector:
 
     def load_state_dict(self, state: dict[str, Any]) -> dict[int, Difference]:
         """Restore; returns the environments whose open episode is lost: all, if their state is not in tensors."""
-        resumable = traits_of(self._env).resumable
+        resumable = traits_of(self.env).resumable
         if resumable:
             for tensor, value in zip(self.carried_state(), state["moving"], strict=True):
                 tensor.copy_(value)

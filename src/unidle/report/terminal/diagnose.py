@@ -65,6 +65,10 @@ def _upper_limits(diagnosis: Diagnosis) -> Iterator[str]:
     for one in profile.stepping:
         by = f"{one.workers} workers" if one.workers > 1 else "1 worker" if one.workers else "no workers"
         yield f"{f'stepping alone, {by}':<26}{profile.steps / one.seconds:>10,.0f}"
+    if profile.simulator is not None:
+        sizes = [(profile.n_envs, profile.simulator.step), *filter(None, [profile.simulator.larger])]
+        for n_envs, step in sizes:
+            yield f"{'simulator alone':<26}{n_envs / step:>10,.0f}  {short_time(step)} for all {n_envs:,}"
     if profile.pace.inference:
         rate = profile.n_envs / profile.pace.inference
         yield f"{'inference alone':<26}{rate:>10,.0f}  {short_time(profile.pace.inference)} for all {profile.n_envs}"

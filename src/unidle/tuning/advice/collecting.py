@@ -21,8 +21,10 @@ from unidle.tuning.advice.finding import (
 )
 from unidle.tuning.job import MOST_WORKERS_PER_CORE
 from unidle.tuning.pipeline_model import overlap_speedup, predicted_speedup
+from unidle.tuning.probes.profile import SimulatorPace
 
 _FEW_ENVS = 4  # per core; with fewer, synchronisation dominates
+_OVERHEAD = 0.2  # smaller shares of a simulator's step are not reported
 _THREADED = 0.2  # share of an environment's CPU time outside its main thread
 
 
@@ -79,6 +81,8 @@ def environment_computes(facts: Facts) -> Finding | None:
     profile = facts.profile
     if facts.stepping < NOTICEABLE or profile.waits:
         return None
+    if profile.simulator is not None:
+        return _simulator_steps(facts, profile.simulator)
     if profile.on_device:
         flags, text = "--compile", "compile the step into fewer kernels"
         compiled = facts.config.engine.compile
@@ -108,6 +112,61 @@ def environment_computes(facts: Facts) -> Finding | None:
             ),
         ),
     )
+
+
+def _simulator_steps(facts: Facts, simulator: SimulatorPace) -> Finding:
+    """A simulator on the device, which runs its own Python in each step."""
+    n_envs, overhead = facts.profile.n_envs, simulator.overhead(facts.profile.n_envs)
+    evidence = f"one step of all {n_envs:,} takes {short_time(simulator.step)}"
+    if simulator.larger is not None:
+        evidence += f", of {simulator.larger[0]:,} {short_time(simulator.larger[1])}"
+    cause = ""
+    if overhead is not None and overhead > _OVERHEAD:
+        cause = f", and {percent(overhead)} of that is Python and kernel launches, whatever the number of environments"
+    return Finding(
+        "environment computes",
+        facts.stepping,
+        f"Stepping the simulator takes {percent(facts.stepping)} of the time{cause}: {evidence}.",
+        (
+            *_more_envs(facts, simulator),
+            Advice("engine", "a cheaper step of the simulator", speedup=speedup_without(facts.stepping), at_most=True),
+        ),
+    )
+
+
+def _beside_simulator(facts: Facts) -> Finding | None:
+    """What a rollout does beside the steps of a simulator: it launches kernels from Python too."""
+    profile = facts.profile
+    if profile.simulator is None or facts.inference_and_sync < 2 * NOTICEABLE:
+        return None
+    step = max(0.0, profile.collecting / profile.n_steps - profile.simulator.step)
+    return Finding(
+        "inference",
+        facts.inference_and_sync,
+        f"Inference and storage take {percent(facts.inference_and_sync)} of the time: {short_time(step)} for each step "
+        f"of all {profile.n_envs:,} environments.",
+        _more_envs(facts, profile.simulator),
+    )
+
+
+def _more_envs(facts: Facts, simulator: SimulatorPace) -> tuple[Advice, ...]:
+    """More environments with fewer steps each: a step of all of them may take hardly longer."""
+    if simulator.larger is None:
+        return ()
+    profile, (wanted, step) = facts.profile, simulator.larger
+    steps = _rounded_steps(profile.n_steps * profile.n_envs / wanted, wanted, facts.config.recipe)
+    times = wanted * steps / profile.steps  # as many transitions per iteration
+    collecting = steps * (profile.collecting / profile.n_steps - simulator.step + step)
+    now = profile.collecting + profile.pace.learning + profile.rest
+    speedup = times * now / (collecting + times * profile.pace.learning + profile.rest)
+    if speedup < MIN_SPEEDUP:
+        return ()
+    batch = "the same batch" if times == 1 else f"a batch {times:.2g} times as large"
+    flags = f"--n-envs {wanted} --n-steps {steps}" if simulator.takes_n_envs else ""
+    text = f"{wanted // profile.n_envs} times as many environments with {steps} steps each: {batch}"
+    if not simulator.takes_n_envs:
+        text += f"; create {wanted:,} in your factory, and use --n-steps {steps}"
+    return (Advice("recipe", text, flags, speedup),)
 
 
 def too_many_threads(facts: Facts) -> Finding | None:
@@ -185,6 +244,8 @@ def _rounded_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
 def inference_bound(facts: Facts) -> Finding | None:
     """Inference dominates although there are enough environments."""
     profile, engine = facts.profile, facts.config.engine
+    if profile.on_device:
+        return _beside_simulator(facts)
     computing = facts.inference_and_sync - facts.copying - facts.launching
     if profile.n_envs < _FEW_ENVS * profile.cores or computing < 2 * NOTICEABLE:
         return None

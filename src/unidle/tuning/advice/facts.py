@@ -101,7 +101,10 @@ class Facts:
         """Share of an iteration in which only environments step."""
         profile = self.profile
         if profile.on_device:
-            return min(1.0, profile.collecting / self.modelled_seconds)
+            alone = profile.collecting
+            if profile.simulator is not None:
+                alone = min(alone, profile.n_steps * profile.simulator.step)
+            return min(1.0, alone / self.modelled_seconds)
         hidden = profile.pace.learning if profile.overlap == "strict" else 0.0
         return min(1.0, max(0.0, min(profile.stepping[0].seconds, profile.collecting) - hidden) / self.modelled_seconds)
 
@@ -110,7 +113,7 @@ class Facts:
         """Share of an iteration that collecting takes beyond bare stepping: inference and synchronisation."""
         profile = self.profile
         if profile.on_device:
-            return 0.0
+            return max(0.0, min(1.0, profile.collecting / self.modelled_seconds) - self.stepping)
         hidden = profile.pace.learning if profile.overlap == "strict" else 0.0
         alone = max(0.0, profile.collecting - max(hidden, profile.stepping[0].seconds))
         return min(1.0, alone / self.modelled_seconds)

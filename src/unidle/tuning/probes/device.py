@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import wraps
 from time import perf_counter
 from typing import ParamSpec, TypeVar
@@ -15,6 +17,8 @@ from unidle.engine.build import RunParts
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.learn.device_loop import DeviceLoop
 from unidle.engine.learn.learner import Learner
+from unidle.envs.device.device_env import DeviceEnv
+from unidle.envs.make import EnvMaker
 from unidle.errors import UsageError
 from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
@@ -24,6 +28,7 @@ from unidle.tuning.probes.timing import lower_quartile, seconds_of
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 _COPIED_BYTES = 64 * 2**20
+_STEPS = 8  # of a simulator between two synchronisations: training has none in a rollout
 
 
 def time_on_device(
@@ -67,6 +72,31 @@ def _whole_iteration(loop: DeviceLoop, batch: int, share: float) -> float:
         spent.append((perf_counter() - began) / count)
         number += count
     return lower_quartile(spent)
+
+
+def simulator_step(env: DeviceEnv, n_envs: int, width: int, device: torch.device, share: float) -> float:
+    """Return the seconds of one step of all environments of a simulator, from its first state on."""
+    state, _ = env.begin()
+    actions = torch.zeros(n_envs, width, device=device)
+
+    def steps() -> None:
+        nonlocal state
+        for _ in range(_STEPS):
+            state, _step = env.step(state, actions)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    with torch.no_grad():
+        return seconds_of(steps, share) / _STEPS
+
+
+def with_more_envs(maker: EnvMaker, n_envs: int) -> EnvMaker | None:
+    """Return a maker whose simulator has `n_envs` environments; None if it is unknown how to tell the factory."""
+    if maker.kind == "device":
+        return maker
+    known = {*maker.kwargs, *inspect.signature(maker.factory).parameters}
+    name = next((name for name in ("num_envs", "n_envs") if name in known), None)
+    return None if name is None else replace(maker, kwargs={**maker.kwargs, name: n_envs}, spare=[])
 
 
 def copy_rates(share: float) -> tuple[float, float]:

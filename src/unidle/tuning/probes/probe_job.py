@@ -19,17 +19,27 @@ from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.placement import choose_slices
+from unidle.envs.device.device_env import DeviceEnv, traits_of
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import HostEnvs
 from unidle.timeline import Timeline
 from unidle.tuning.job import endless
-from unidle.tuning.probes.device import copy_rates, free_memory, none_if_out_of_memory, time_on_device
+from unidle.tuning.probes.device import (
+    copy_rates,
+    free_memory,
+    none_if_out_of_memory,
+    simulator_step,
+    time_on_device,
+    with_more_envs,
+)
 from unidle.tuning.probes.learning import LearningProbes, quiet_capture, silent, updates_of
 from unidle.tuning.probes.probe_results import ProbeResults
-from unidle.tuning.probes.profile import Pace, Profile, Stepping
+from unidle.tuning.probes.profile import Pace, Profile, SimulatorPace, Stepping
 from unidle.tuning.probes.stepping import QUICK_STEP, BareStepping, StepStats, step_alone, step_bare
 from unidle.tuning.probes.timing import lower_quartile, seconds_of
 from unidle.tuning.probes.training import job_maker, replay_is_off_device
+
+_MORE_ENVS = 4  # times as many environments of a simulator are tried
 
 
 def measure_profile(config: Config, seconds: float = 8.0) -> Profile:
@@ -57,9 +67,14 @@ class _Probes:
 
     def run(self) -> ProbeResults:
         with self._built(self._config, self._messages.append) as parts:
-            if isinstance(parts.collector, DeviceCollector):
-                return self._on_device(parts, parts.collector)
-            return self._on_host(parts, parts.collector.envs)
+            if not isinstance(parts.collector, DeviceCollector):
+                return self._on_host(parts, parts.collector.envs)
+            probed = self._on_device(parts, parts.collector)
+        simulator = probed.profile.simulator
+        if simulator is not None:  # the job's own is closed by now: a process may be able to run only one
+            simulator = dataclasses.replace(simulator, larger=self._with_more_envs(parts))
+            probed.profile = dataclasses.replace(probed.profile, simulator=simulator)
+        return probed
 
     @contextlib.contextmanager
     def _built(self, config: Config, say: Callable[[str], None]) -> Iterator[RunParts]:
@@ -228,6 +243,10 @@ class _Probes:
         """Measure rollout and learning, separately if they are not a single graph."""
         recipe, engine = self._config.recipe, self._config.engine
         collecting, learning = time_on_device(parts, collector, recipe.total_batch, self._config.run.seed, self._share)
+        simulator = None
+        if not traits_of(collector.env).capture_safe:
+            step = self._simulator_step(parts, collector.env, recipe.n_envs)
+            simulator = SimulatorPace(step, takes_n_envs=self._maker.kind == "device")
         profile = Profile(
             n_envs=recipe.n_envs,
             n_steps=recipe.n_steps,
@@ -244,8 +263,30 @@ class _Probes:
             rest=0.0,
             threads=engine.threads,
             updates=updates_of(recipe),
+            simulator=simulator,
         )
         return self._probed(profile, parts, None, False)
+
+    def _simulator_step(self, parts: RunParts, env: DeviceEnv, n_envs: int) -> float:
+        """Seconds of one step of a simulator."""
+        device = parts.algo.parameters.flat.device
+        return simulator_step(env, n_envs, parts.env_spec.action_layout.width, device, self._share)
+
+    @none_if_out_of_memory
+    def _with_more_envs(self, parts: RunParts) -> tuple[int, float] | None:
+        """Return a larger number of environments and the seconds of a step of all of them; None if that fails."""
+        n_envs, device = _MORE_ENVS * self._config.recipe.n_envs, parts.algo.parameters.flat.device
+        maker = with_more_envs(self._maker, n_envs)
+        if maker is None:
+            return None
+        with contextlib.suppress(Exception):  # a user's factory or simulator may not support it
+            env = maker.device_env(n_envs, self._config.run.seed, device)
+            try:
+                return (n_envs, self._simulator_step(parts, env, n_envs)) if env.n_envs == n_envs else None
+            finally:
+                if hasattr(env, "close"):
+                    env.close()
+        return None
 
     def _probed(self, profile: Profile, parts: RunParts, steps: StepStats | None, requests: bool) -> ProbeResults:
         to_device, from_device = copy_rates(self._share) if profile.on_gpu else (None, None)

@@ -33,6 +33,24 @@ class Stepping:
 
 
 @dataclass(frozen=True)
+class SimulatorPace:
+    """Speed of a simulator on the device, which runs its own Python in each step; seconds are of one step of all."""
+
+    step: float
+    larger: tuple[int, float] | None = None
+    """The same with more environments: their number, and the seconds of a step; None if it could not be measured."""
+    takes_n_envs: bool = True
+    """Whether --n-envs sets the number of environments; otherwise a user's factory does."""
+
+    def overhead(self, n_envs: int) -> float | None:
+        """Share of a step of `n_envs` that does not depend on their number, by a line through two numbers."""
+        if self.larger is None:
+            return None
+        per_size = (self.larger[1] - self.step) / (self.larger[0] / n_envs - 1)
+        return min(1.0, max(0.0, 1 - per_size / self.step))
+
+
+@dataclass(frozen=True)
 class Profile:
     """Probe measurements of one training job; seconds are per iteration unless noted."""
 
@@ -72,6 +90,8 @@ class Profile:
     """Minibatch updates per iteration."""
     update_overhead: float | None = None
     """Share of an update that does not depend on the batch size; None if not measured."""
+    simulator: SimulatorPace | None = None
+    """The environments, if they are a simulator on the device whose step cannot be captured."""
 
     @property
     def steps(self) -> int:
