@@ -689,6 +689,15 @@ def test_env_that_changes_working_directory_does_not_move_run_folder(tmp_path: P
     assert unidle.resume("runs/a", timesteps=160, quiet=True).path == tmp_path / "runs/a"
 
 
+def test_loaded_run_is_found_after_the_working_directory_changes(tmp_path: Path) -> None:
+    train(Choice, run_name="a")
+    run = unidle.load("runs/a")
+    (tmp_path / "other").mkdir()
+    os.chdir(tmp_path / "other")
+    assert run.path == tmp_path / "runs/a"
+    assert len(run.records) > 0
+
+
 def test_unnamed_runs_that_start_together_get_separate_folders() -> None:
     barrier = threading.Barrier(2)
 
