@@ -29,6 +29,7 @@ from unidle.engine.checkpoint.provenance import provenance
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.run_name import existing_path, new_path
 from unidle.engine.checkpoint.trust import require_trust
+from unidle.engine.checkpoint.warm_start import warm_start
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, longest_episode, play, use_statistics
 from unidle.engine.placement import choose_device, choose_workers
 from unidle.engine.trainer import Trainer
@@ -252,6 +253,9 @@ def start(
     `keep`.
     """
     cwd = cwd or Path.cwd()
+    if config.run.init_from is not None:
+        other = str(cwd / config.run.init_from)
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, init_from=other))
     maker = _maker_for(maker or _maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
     build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd)
@@ -385,6 +389,9 @@ class _Build:
                 meter=RunMeter(display.on_message, display.on_meter, trace=config.run.trace),
             )
             try:
+                if config.run.init_from is not None and RunFolder(path).latest() is None:
+                    parts = trainer.algo, trainer.collector, trainer.env_spec
+                    warm_start(config, *parts, display.on_message)  # before there is a folder: it may not fit
                 made_with = provenance(choose_device(config.engine.device), self.cwd)
                 if is_new:
                     folder = RunFolder.create(path, config, made_with)

@@ -385,6 +385,8 @@ class Run:
     """Wrappers of the environment, innermost first: --wrapper module:callable, which may be repeated."""
     frame_stack: int = 1
     """Observe the latest N observations together: images along their channels, others along the last axis."""
+    init_from: str | None = None
+    """Run folder or checkpoint file whose policy (and critics) a new run starts from; none: random weights."""
     timesteps: int = 1_000_000
     """Total environment steps, over all environments."""
     seed: int = 0

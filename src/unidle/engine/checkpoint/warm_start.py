@@ -1,0 +1,111 @@
+"""A new run that starts from the networks of another (`--init-from`); its optimiser and replay buffer are new.
+
+The other run's settings are compared, never used: no code that they name is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unidle.algos.off_policy import OffPolicy
+from unidle.algos.registry import Algorithm
+from unidle.config import Config
+from unidle.config.convert import in_brief
+from unidle.config.files import display_path, load_yaml
+from unidle.config.resolve import learned_with
+from unidle.engine.build import spaces_to_plain
+from unidle.engine.checkpoint.checkpoint_file import DamagedCheckpointError, load_checkpoint, refuse_non_finite
+from unidle.engine.checkpoint.run_folder import RunFolder
+from unidle.engine.collect.device import DeviceCollector
+from unidle.engine.collect.host import HostCollector
+from unidle.envs.spec import EnvSpec
+from unidle.errors import UsageError
+
+# Settings that determine what the weights mean; those that an algorithm does not have are skipped.
+_NETWORK = (
+    *("algo", "net_arch", "critic_arch", "activation", "network", "share_trunk", "recurrent", "recurrent_size"),
+    *("actor_obs", "critic_obs", "normalize_obs", "discretize", "action_distribution", "dueling", "n_critics"),
+    *("n_tasks", "action_limit"),
+)
+_TARGETS = {"target": "policy", "target_policy": "policy", "targets": "critics", "target_critics": "critics"}
+
+
+def warm_start(
+    config: Config,
+    algo: Algorithm,
+    collector: HostCollector | DeviceCollector,
+    env_spec: EnvSpec,
+    say: Callable[[str], None],
+) -> None:
+    """Load the networks that `config.run.init_from` names; UsageError if they do not fit."""
+    assert config.run.init_from is not None
+    learner: Any = algo.rule if isinstance(algo, OffPolicy) else algo
+    own = learner.state_dict()
+    needed = [name for name in ("critics", "reward_norm") if own.get(name)]
+    path, state = _load(Path(config.run.init_from), complete=bool(needed))
+    shown, other = display_path(path), state["algo"]
+    _refuse_other_recipe(config, path, state)
+    if state["spaces"] != spaces_to_plain(env_spec):
+        raise UsageError(
+            f"{config.run.env} does not have the spaces that {shown} was trained on; start from a run with the same "
+            "observation and action spaces."
+        )
+    taken = [name for name in ("policy", *needed) if other.get(name)]
+    merged = {**own, **{name: other[name] for name in taken}}
+    merged |= {target: merged[source] for target, source in _TARGETS.items() if target in own}
+    for name in taken:
+        if _shapes(own[name]) != _shapes(merged[name]):
+            raise UsageError(f"The networks in {shown} have other layers ({name}); use the same network settings.")
+    learner.load_state_dict(merged)
+    refuse_non_finite(algo.policy, path)
+    statistics = state.get("env_statistics", {})
+    if statistics and statistics.keys() == collector.env_statistics().keys():
+        collector.load_env_statistics(statistics)
+    missing = ["critics" if name == "critics" else "reward normalisation" for name in needed if name not in taken]
+    new = f"; {' and '.join(missing)} start anew, because that file has none" if missing else ""
+    what = "policy and critics" if "critics" in taken else "policy"
+    say(f"Starting from the {what} in {shown}, of step {state['step']:,}{new}.")
+
+
+def _load(path: Path, *, complete: bool) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint file; of a run folder the best policy, or the latest sound checkpoint if it must be `complete`."""
+    if path.is_file() or path.suffix == ".pt":
+        return path, load_checkpoint(path, policy_only=True)
+    folder = RunFolder.open(path)
+    paths = folder.policies()
+    if complete:  # the best one has only the policy
+        paths = [*reversed(folder.saved()), *(best for best in paths if best == folder.best)]
+    reason = None
+    for each in paths:
+        try:
+            return each, load_checkpoint(each, policy_only=True)
+        except DamagedCheckpointError as error:
+            reason = error
+    assert reason is not None
+    raise reason
+
+
+def _refuse_other_recipe(config: Config, path: Path, state: dict[str, Any]) -> None:
+    """UsageError if the networks mean something else, by the settings in the checkpoint or in its run folder."""
+    config_file = path.absolute().parent.parent / "config.yaml"
+    if "settings" in state:
+        other = learned_with(state["settings"])
+    elif config_file.is_file():
+        other = load_yaml(config_file).flat()
+    else:
+        return  # a policy without its run: only shapes can be compared
+    own = config.flat()
+    for name in _NETWORK:
+        if name in own and name in other and own[name] != other[name]:
+            raise UsageError(
+                f"{display_path(path)} was trained with `{name}` {in_brief(other[name])}, not {in_brief(own[name])}; "
+                "use the same, or start from another run."
+            )
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
