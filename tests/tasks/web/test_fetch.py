@@ -647,6 +647,19 @@ def test_crawl_delay_is_respected() -> None:
     run(check())
 
 
+def test_endless_crawl_delay_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidle.tasks.web.fetch._MAX_PAUSE", 0.1)
+
+    async def check() -> None:
+        async with http_server(hello, robots="User-agent: *\nCrawl-delay: 1e9", host="127.0.1.13") as server:
+            fetcher = Fetcher(FetchPolicy(**SHORT_TIMEOUTS))
+            pages = await asyncio.gather(*(fetcher.fetch(f"{server.url}{n}") for n in range(3)))
+            await fetcher.close()
+            assert [page.failure for page in pages] == [None] * 3
+
+    run(check())
+
+
 def test_cancelled_request_keeps_robots_txt_available_to_others() -> None:
     async def check() -> None:
         async with http_server(hello, robots="User-agent: *\nDisallow: /no") as server:
