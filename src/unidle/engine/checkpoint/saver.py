@@ -45,6 +45,7 @@ class Saver:
         self._config, self._env_spec, self._algo, self._collector = config, env_spec, algo, collector
         self._progress, self.clock, self.kernels = progress, clock, kernels
         self._say = say
+        self._settings = learning_settings(config)  # once: it takes longer than the copy of a small network
         self._writer = BackgroundWriter()
         self._next_may_fail = False  # the latest checkpoint of this process was written, so the next one may fail
         self._began = self._saved_at = perf_counter()  # of the latest checkpoint
@@ -59,7 +60,7 @@ class Saver:
         self.check()
         self._began = perf_counter()
         state = {
-            "settings": learning_settings(self._config),
+            "settings": self._settings,
             "spaces": spaces_to_plain(self._env_spec),
             "algo": self._algo.state_dict(),
             "collector": self._collector.state_dict(),
@@ -117,7 +118,7 @@ class Saver:
     def save_best(self, folder: RunFolder, weights: dict[str, Any], step: int) -> None:
         """Write the checkpoint to evaluate and predict with: only the policy, as it was at `step`."""
         state = {
-            "settings": learning_settings(self._config),
+            "settings": self._settings,
             "spaces": spaces_to_plain(self._env_spec),
             "algo": {"policy": dict(weights)},
             "step": step,
