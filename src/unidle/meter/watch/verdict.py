@@ -56,7 +56,7 @@ _WITH_UNIDLE = {
     STORAGE: {"storage": "Raise --n-envs, so that each step stores more transitions at once;"},
 }
 _INTERRUPTIONS = {
-    EVALUATION: ("evaluations", "Evaluate less often (--eval-every), in fewer episodes, or beside training."),
+    EVALUATION: ("evaluations", "Evaluate less often (--eval-every), in fewer episodes, or with more --eval-workers."),
     CHECKPOINTS: ("checkpoints", "Save less often (--checkpoint-every)."),
     METRICS: ("logging", "Make iterations longer (--n-steps or --n-envs), or use --no-tensorboard."),
 }
