@@ -29,7 +29,7 @@ from unidle.errors import UsageError
 _NETWORK = (
     *("algo", "net_arch", "critic_arch", "activation", "network", "share_trunk", "recurrent", "recurrent_size"),
     *("actor_obs", "critic_obs", "normalize_obs", "discretize", "action_distribution", "dueling", "n_critics"),
-    *("n_tasks", "action_limit"),
+    *("n_tasks", "action_limit", "use_sde", "use_expln"),
 )
 _TARGETS = {"target": "policy", "target_policy": "policy", "targets": "critics", "target_critics": "critics"}
 
