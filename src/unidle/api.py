@@ -163,7 +163,7 @@ def load(
 ) -> TrainedRun:
     """Load an earlier run; pass `env` and `network` again if they were objects that cannot be imported by name.
 
-    `trust`: import the code that the config of a run that you did not create names.
+    `trust`: import the code named in the config of a run that you did not create.
     """
     folder = RunFolder.open(Path(path))
     maker = None
@@ -291,8 +291,8 @@ def resume(
     """Resume a run from its latest checkpoint, exactly as if it had never stopped.
 
     `settings` may extend it (timesteps), change engine settings, or the learning rate (learning_rate, lr_schedule),
-    which is recorded, but not the rest of its recipe. `trust` allows to import the code that the config of a run that
-    you did not create names.
+    which is recorded, but not the rest of its recipe. `trust`: import the code named in the
+    config of a run that you did not create.
     """
     cwd = Path.cwd()  # an environment may change it
     folder = RunFolder.open(cwd / path)

@@ -108,7 +108,7 @@ class Trainer:
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def train(self, folder: RunFolder) -> None:
-        """Train until the last step, the target return or Ctrl-C, and save a checkpoint of where it ended."""
+        """Train until the last step, the target return or Ctrl-C, and save a checkpoint at the end."""
         try:
             self._train(folder)
         finally:
@@ -149,7 +149,7 @@ class Trainer:
         )
         self._announce()
         self._clock.begin()
-        with contextlib.ExitStack() as end:  # in reverse, each also if another fails
+        with contextlib.ExitStack() as end:  # closed in reverse order, each even if another fails
             end.callback(self._clock.end)
             end.callback(self._saver.close)
             end.callback(self._display.on_end)

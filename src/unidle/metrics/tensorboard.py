@@ -23,7 +23,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, step: int = 0, tags: Sequence[Tag] = ()) -> None:
-        """`tags` are written beside the metrics' own names."""
+        """`tags` are written in addition to unidle's names."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         refuse_link(folder)

@@ -21,11 +21,11 @@ _IDENTITY = ("id", "project", "entity")
 class WandbWriter:
     """A W&B run; resuming the run folder continues it.
 
-    What W&B's environment variables can set is not set here, or only where they leave it open.
+    W&B's environment variables override the project, name, id and folder chosen here.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], step: int = 0, tags: Sequence[Tag] = ()) -> None:
-        """`tags` are logged beside the metrics' own names."""
+        """`tags` are logged in addition to unidle's names."""
         try:
             import wandb
         except ImportError:

@@ -47,7 +47,7 @@ class BestPolicyTracker:
     stop: Callable[[], None]
     is_interrupted: Callable[[], bool]  # by the user
     recorded: frozenset[int] = frozenset()  # steps of pending evaluations that were recorded before the run was killed
-    has_cut_off: bool = False  # the user was told that an episode was cut off
+    has_cut_off: bool = False  # a message has said that an episode was cut off
     n_dormant: int = 0  # latest evaluations in a row with too many dormant neurons
 
     def evaluate(self) -> None:

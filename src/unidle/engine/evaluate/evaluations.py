@@ -170,7 +170,7 @@ class Evaluations:
     def _can_start_here(self) -> bool:
         """Whether the first evaluations may run in the trainer instead of another process, with the same results.
 
-        They may not if a GPU rounds differently, if the environment carries something from one episode to the next,
+        They may not if a GPU rounds differently, if state survives the environment's episodes,
         or if the user asked for processes.
         """
         engine, env_spec = self._config.engine, self._env_spec

@@ -21,7 +21,7 @@ class EpsilonGreedy(ActionDistribution):
 
     @property
     def name(self) -> str:
-        """A name of its own: the logits are Q values, not inputs of a softmax."""
+        """A separate name, because the logits are Q values, not inputs of a softmax."""
         return "epsilon-greedy"
 
     def sample(self, params: Params, noise: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ _MAX_MEAN = 2.0  # of SAC, before tanh: with a mean far outside, no noise would 
 
 
 class StateDependentParams(NamedTuple):
-    """Parameters of categories and state-dependent Gaussians; the fields of `Params` and what the noise is made of."""
+    """Parameters of categories and state-dependent Gaussians; the fields of `Params`, the features and the matrix's standard deviations."""
 
     logits: Tensor  # [.., Σ nvec], masked where a mask applies
     mean: Tensor  # [.., reals]
