@@ -1,4 +1,4 @@
-"""The tags under which tools of other libraries look for metrics; TensorBoard and W&B get them in addition to unidle's own.
+"""Tags that tools of other libraries look for; TensorBoard and W&B get them in addition to unidle's own.
 
 Metrics whose name and meaning are the same need no entry: `train/value_loss`, `train/approx_kl`, `train/actor_loss`, …
 """

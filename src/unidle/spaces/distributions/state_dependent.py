@@ -20,7 +20,7 @@ _MAX_MEAN = 2.0  # of SAC, before tanh: with a mean far outside, no noise would 
 
 
 class StateDependentParams(NamedTuple):
-    """Parameters of categories and state-dependent Gaussians; the fields of `Params`, the features and the matrix's standard deviations."""
+    """Parameters of categories and state-dependent Gaussians: those of `Params`, and what samples need."""
 
     logits: Tensor  # [.., Σ nvec], masked where a mask applies
     mean: Tensor  # [.., reals]
