@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fault_trial import COUNTED, merged
 from paths import BENCHMARKS
 
 
@@ -28,3 +30,20 @@ def test_sample_of_the_fault_trial_holds(part: str, first: int, tries: int, tmp_
     (batch,) = json.loads((tmp_path / "fault_trial.json").read_text())["batches"]
     assert batch["held"] == batch["tries"] == tries
     assert batch["failures"] == []
+
+
+def test_results_of_later_calls_are_added_or_replaced() -> None:
+    def batch(part: str, first: int, tries: int) -> dict[str, Any]:
+        return {**dict.fromkeys(COUNTED, 0), "part": part, "seed": 0, "first": first, "tries": tries, "held": tries}
+
+    found = merged([], batch("runs", 0, 10))
+    found = merged(found["batches"], batch("texts", 0, 5))
+    found = merged(found["batches"], batch("runs", 10, 10))
+    found = merged(found["batches"], batch("runs", 10, 4))  # the same numbers again
+    assert [(each["part"], each["first"], each["tries"]) for each in found["batches"]] == [
+        ("runs", 0, 10),
+        ("runs", 10, 4),
+        ("texts", 0, 5),
+    ]
+    assert (found["tries"], found["held"]) == (19, 19)
+    assert found["tries_by_part"] == {"runs": 14, "checkpoints": 0, "texts": 5}
