@@ -53,6 +53,7 @@ SIGNALS = {
 MODULES = {"worker": "unidle.envs.pool.worker", "evaluator": "unidle.engine.evaluate.worker_main"}
 MOMENTS = ("start", "evaluators", "training", "checkpoint", "end")
 OUTPUTS = ("file", "file", "file", "tee", "head", "full", "closed")
+_OF_UNIDLE = re.compile(r'File "[^"]*/(unidle/[^"]*|child_envs)\.py"')
 TIMEOUT_S = 120.0  # for a run to end, and to resume
 STOPPED_S = 0.5  # between STOP and CONT
 
@@ -270,9 +271,10 @@ def attempt(
                 outcome.lost = f"{type(error).__name__}: {error}"
         log = folder / "log"
         text = log.read_text(errors="replace") if log.exists() else ""
-        outcome.tracebacks = text.count("Traceback")
+        # Ctrl-C before Python has started is Python's to handle: its traceback has no line of unidle.
+        outcome.tracebacks = sum(bool(_OF_UNIDLE.search(part)) for part in text.split("Traceback (most recent")[1:])
         if not outcome.is_held:
-            print(f"{number}: {plan}\n{outcome}\n{text[-3000:]}", flush=True)
+            print(f"{number}: {plan}\n{outcome}\n{text[:1500]} … {text[-1500:]}", flush=True)
     return plan, outcome
 
 

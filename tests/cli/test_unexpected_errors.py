@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from paths import SOURCE
 
 from unidle.cli import presets
 from unidle.cli.main import run
@@ -49,6 +53,14 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     fail_with(KeyboardInterrupt(), monkeypatch)
     assert run(["presets"]) == 130
     assert capsys.readouterr().err == "unidle: Stopped before it finished.\n"
+
+
+def test_ctrl_c_during_the_first_imports_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")  # imported early
+    command = "import signal; signal.signal(2, signal.default_int_handler); from unidle.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{SOURCE}"}
+    done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "unidle: Stopped before it began.\n")
 
 
 def test_help_of_a_command_still_exits(capsys: pytest.CaptureFixture[str]) -> None:
