@@ -14,7 +14,8 @@ from typing import Any
 
 import gymnasium
 
-LEFT_BEHIND = "left-behind"  # what a child that outlives its environment calls itself
+LEFT_BEHIND = "left-behind"  # what forked children call themselves
+PROGRAM = "sleep"  # and what else may outlive a trainer that is killed
 _EVERY = 8  # episodes between two children
 _LIFETIME_S = 60.0  # of a child that nobody ends
 
@@ -34,11 +35,18 @@ class _Habit(gymnasium.Wrapper):
         raise NotImplementedError
 
 
+def _wait() -> None:
+    """In a child: take a name by which it can be told from unidle's processes, and live for a while."""
+    with open("/proc/self/comm", "w") as name:
+        name.write(LEFT_BEHIND)
+    time.sleep(_LIFETIME_S)
+
+
 class Forks(_Habit):
     """Forks a process, terminates it and waits for its end."""
 
     def _indulge(self) -> None:
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(_LIFETIME_S,))
+        child = multiprocessing.get_context("fork").Process(target=_wait)
         child.start()
         child.terminate()
         child.join()
@@ -49,7 +57,7 @@ class StartsPrograms(_Habit):
     """Starts a program, terminates it and waits for its end."""
 
     def _indulge(self) -> None:
-        with subprocess.Popen(["sleep", str(_LIFETIME_S)]) as program:
+        with subprocess.Popen([PROGRAM, str(_LIFETIME_S)]) as program:
             program.terminate()
             assert program.wait() == -signal.SIGTERM
 
@@ -64,11 +72,9 @@ class LeavesChildren(_Habit):
             return
         LeavesChildren._has_left = True
         if os.fork() == 0:
-            with open("/proc/self/comm", "w") as name:
-                name.write(LEFT_BEHIND)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_IGN)  # a signal to the whole group does not end it
-            time.sleep(_LIFETIME_S)
+            _wait()
             os._exit(0)
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from bad_disks import FILE_SIZE, KINDS, RUN_FOLDER, SHARED, Disk
 from child_envs import LEFT_BEHIND
+from child_envs import PROGRAM as STARTED
 
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
 TIMESTEPS = 4096
@@ -173,13 +174,13 @@ def wait_until(condition: Callable[[], Any], process: subprocess.Popen[bytes], s
 
 
 def members(group: int) -> dict[int, str]:
-    """The living processes of a group and their command lines, without the children that an environment left behind."""
+    """The living processes of a group and their command lines, without the children of environments."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             before, _, after = (entry / "stat").read_text().rpartition(")")
             state, _, member = after.split()[:3]
-            if int(member) == group and state not in "ZX" and not before.endswith(LEFT_BEHIND):
+            if int(member) == group and state not in "ZX" and not before.endswith((f"({LEFT_BEHIND}", f"({STARTED}")):
                 found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
         except (OSError, ValueError):
             continue
