@@ -270,7 +270,7 @@ def test_evaluation_whose_record_is_damaged_is_repeated(run: Path, value: str) -
     ]
     metrics.write_text("\n".join(lines) + "\n")
     progress, pending = Progress(step=64), [{"step": 32}, {"step": 64}]
-    assert pending_evaluations({"evaluations": pending}, run, progress) == [{"step": 64}]
+    assert pending_evaluations({"evaluations": pending}, run, progress)[0] == [{"step": 64}]
     assert progress.best_step == 32
 
 
