@@ -183,6 +183,7 @@ def test_invalid_setting_is_rejected(values: dict[str, Any], message: str) -> No
         {"target_return": 100},
         {"batch_size": 1, "normalize_advantage": False},
         {"recurrent": "gru", "n_envs": 9, "n_steps": 1, "batch_size": 9},
+        {"log_info": ("rl", "lt")},
     ],
 )
 def test_boundary_values_are_accepted(values: dict[str, Any]) -> None:

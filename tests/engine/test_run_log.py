@@ -133,6 +133,8 @@ def test_other_columns_on_resume_are_an_error() -> None:
         unidle.resume(run.path, timesteps=48, log_info=(), quiet=True)
     expected = "runs/a/monitor.csv has other columns than r,l,t; resume with the same --log-info, or move it."
     assert str(error.value) == expected
+    run = unidle.resume(run.path, timesteps=36, quiet=True)  # with the settings that it had
+    assert list(load_results(str(run.path)).columns) == ["index", "r", "l", "t", "steps"]
     (run.path / "monitor.csv").unlink()
     unidle.resume(run.path, timesteps=48, log_info=(), quiet=True)
     assert list(load_results(str(run.path)).columns) == ["index", "r", "l", "t"]
@@ -155,6 +157,7 @@ def test_monitor_csv_is_not_written_through_a_link() -> None:
         (cartpoles, {"log_info": "x"}, "is a vector environment, whose infos are"),
         (Counts, {"log_info": ("x", "x")}, "`log_info` is ['x', 'x']; give different names of numbers in info"),
         (Counts, {"log_info": ("r",)}, "other than r, l and t"),
+        (Counts, {"log_info": ("",)}, "other than r, l and t"),
         (Counts, {"log_info": 3}, "`log_info` must be a list of names"),
     ],
 )

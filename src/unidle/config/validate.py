@@ -82,7 +82,7 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
     if config.run.wandb and find_spec("wandb") is None:
         raise UsageError("--wandb needs the package wandb; run: pip install 'unidle[wandb]'.")
     names = config.run.log_info
-    if len(set(names)) < len(names) or any(not name or name in "rlt" or set(name) & set(',"\n') for name in names):
+    if len(set(names)) < len(names) or any(name in ("", "r", "l", "t") or set(name) & set(',"\n') for name in names):
         raise UsageError(
             f"`log_info` is {in_brief(list(names))}; give different names of numbers in info, without commas, and "
             "other than r, l and t, which are columns of monitor.csv."
@@ -149,7 +149,7 @@ def _check_sde(recipe: Recipe) -> None:
     """UsageError for settings of state-dependent exploration without it, or for what it does not go with."""
     given = vars(recipe)
     if not given.get("use_sde", False):
-        for name in _SDE_SETTINGS & given.keys():
+        for name in sorted(_SDE_SETTINGS & given.keys()):
             if given[name] != getattr(type(recipe), name) and (name != "log_std_init" or not recipe.on_policy):
                 raise UsageError(
                     f"`{name}` is a setting of state-dependent exploration, which is off; add --use-sde, or remove it."

@@ -122,11 +122,13 @@ class Trainer:
             self.collector.start()
         else:
             kernels = self._restore(state), self._saver.kernels
+        monitor = open_monitor(folder.path, self.config, self.collector, self._clock.wall(), say)
+        # Only now: settings that do not fit the checkpoint or the columns of monitor.csv are not saved.
+        if state is not None:
             settings = folder.config(), state["settings"], self.config
             record_changes(folder.path, *settings, progress.step, self._clock.wall(), kernels, say)
-        folder.save_config(self.config, progress.step)  # only now: one that does not fit the checkpoint is not saved
+        folder.save_config(self.config, progress.step)
         self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
-        monitor = open_monitor(folder.path, self.config, self.collector, self._clock.wall(), say)
         self._iterations = IterationLog(self._log, self.collector, progress, self._clock, run.timesteps, monitor)
         self._runner = CallbackRunner(folder.path, self._log, self._stop)
         self._tracker = BestPolicyTracker(
