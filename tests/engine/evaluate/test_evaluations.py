@@ -177,6 +177,19 @@ def test_result_recorded_before_kill_still_takes_effect(tmp_path: Path) -> None:
     assert [step for step, _, _ in evaluations_of(resumed)].count(256) == 1
 
 
+def test_target_recorded_before_kill_ends_run_at_same_step(tmp_path: Path) -> None:
+    """As above: the run must neither end when it is resumed nor train past the target."""
+    settings = {**SMALL, "runs_dir": str(tmp_path), "target_return": -1e9}
+    whole = unidle.train(Drift, run_name="whole", **settings)
+    stopped = unidle.train(Drift, run_name="stopped", after_iteration=[Interrupt(9)], **settings)
+    record = next(record for record in whole.records if record["kind"] == "evaluation")
+    with (stopped.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    resumed = unidle.resume(stopped.path, env=Drift, quiet=True)
+    assert_same(final_state(resumed.path), final_state(whole.path))
+    assert evaluations_of(resumed) == evaluations_of(whole)
+
+
 # -- where -------------------------------------------------------------------------------------------------------------
 
 
@@ -249,9 +262,10 @@ def test_trainer_evaluates_if_processes_that_it_chose_cannot_create_env(
     settings = {**SMALL, "runs_dir": str(tmp_path), "env_kwargs": {"pid": os.getpid()}}
     monkeypatch.setattr("unidle.engine.evaluate.evaluations._PATIENCE_SECONDS", 0.0)
     counted_starts(monkeypatch)
-    run = unidle.train(ForksForbidden, run_name="run", **settings)
+    run, recorder = recorded_run(tmp_path, "run", ForksForbidden, env_kwargs=settings["env_kwargs"])
     error = capsys.readouterr().err
     assert "licence is for one process. Evaluations run in the trainer from now on." in " ".join(error.split())
     assert [step for step, _, _ in evaluations_of(run)] == [256, 512, 768, 1024]
+    assert recorder.arrived == {256: 10, 512: 18, 768: 26, 1024: 32}
     with pytest.raises(unidle.TrainingError, match="licence is for one process"):
         unidle.train(ForksForbidden, run_name="asked", **settings, **IN_A_PROCESS)

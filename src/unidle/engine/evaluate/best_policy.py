@@ -156,8 +156,8 @@ def pending_evaluations(
 ) -> tuple[list[dict[str, Any]], frozenset[int]]:
     """The pending evaluations of a checkpoint, without those that finished before the run was killed.
 
-    The latter count towards the best evaluation so far. Those whose results have an effect later are run again; returns
-    their steps too, because they have been recorded.
+    The latter count towards the best evaluation so far, except those whose results take effect later: these are run
+    again. Returns their steps too, because they have been recorded.
     """
     records = read_records(folder / "metrics.jsonl")
     evaluations = [r for r in records if r.get("kind") == "evaluation" and r["step"] <= progress.step]
@@ -166,11 +166,12 @@ def pending_evaluations(
     if "best_success" not in state and progress.best_step in done:
         progress.best_success, _ = evaluation_rank(done[progress.best_step])
     pending: list[dict[str, Any]] = state.get("evaluations", [])
-    for each in pending:
-        if each["step"] in done:
-            progress.update_best(done[each["step"]])
     again = [each for each in pending if each["step"] not in done or each.get("due", 0) >= progress.iteration > 0]
-    return again, frozenset(each["step"] for each in again if each["step"] in done)
+    recorded = frozenset(each["step"] for each in again if each["step"] in done)
+    for each in pending:
+        if each["step"] in done and each["step"] not in recorded:
+            progress.update_best(done[each["step"]])
+    return again, recorded
 
 
 def _count(evaluations: int) -> str:

@@ -148,6 +148,7 @@ class Evaluations:
                 if self._async_works:
                     raise
                 self._fall_back(error)
+                yield from self.done(iteration)
                 return
             if taken is None:
                 return
