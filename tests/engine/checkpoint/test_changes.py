@@ -70,6 +70,12 @@ def test_changed_settings_are_recorded_and_shown_in_dashboard(tmp_path: Path) ->
     assert [marker["steps"] for marker in whole_view(folder)[0]["changes"]] == [3 * 64, 4 * 64]
 
 
+def test_changed_lists_are_recorded_as_the_flag_takes_them(tmp_path: Path) -> None:
+    folder = start_stopped_run(tmp_path)
+    resume_one_iteration(folder, log_info=("x", "y"))
+    assert [r["change"] for r in recorded_changes(folder)] == ["log_info none → x,y"]
+
+
 def test_changes_after_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None:
     folder = start_stopped_run(tmp_path)
     early = {"step": 64, "seconds": 0.1, "change": "a"}

@@ -74,4 +74,6 @@ def _as_text(name: str, value: Any) -> str:
     """The value as a user writes it."""
     if value is None:
         return word_for_none(name)
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value)) or "none"
     return json.dumps(value) if isinstance(value, bool) else str(value)
