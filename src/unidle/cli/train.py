@@ -30,8 +30,7 @@ class _TrainFlags(JobFlags):
     """
 
     resume: Path | None = None
-    """Run folder to resume from its latest checkpoint; of its recipe, only the learning rate may change. auto: the
-    run of this name if there is one, else start it: for job scripts that are requeued."""
+    """Run folder to resume from its latest checkpoint; auto: the run of this name if it exists, else a new one."""
     trust: bool = False
     """With --resume: trust a run that you did not create, and import the code named in its config."""
     quiet: bool = False

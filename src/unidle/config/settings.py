@@ -420,7 +420,7 @@ class Run:
     cleanrl_tags: bool = False
     """Write TensorBoard and W&B metrics also under CleanRL's tags (charts/episodic_return, charts/SPS, …)."""
     log_info: tuple[str, ...] = ()
-    """Numbers in info at the end of an episode to log, such as success,x; of environments on the host."""
+    """Numbers in info to log at the end of each episode, such as success,x; for environments on the host."""
     monitor_csv: bool = False
     """Write one row per episode to monitor.csv, in the form of Stable-Baselines3's Monitor."""
     trace: bool = False

@@ -22,7 +22,7 @@ class MonitorCsv:
     def __init__(
         self, path: Path, env: str, info_keys: Sequence[str], rows: int, wall: float, say: Callable[[str], None]
     ) -> None:
-        """Keep the first `rows` rows; the run has trained for `wall` seconds. `say` is told of a failed write."""
+        """Keep the first `rows` rows; the run has trained for `wall` seconds. `say` reports a failed write."""
         self._path, self._wall, self._say = path, wall, say
         columns = ",".join(("r", "l", "t", *info_keys))
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() and rows else []  # a last one may be incomplete

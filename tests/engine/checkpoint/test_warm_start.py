@@ -107,7 +107,7 @@ def test_policy_file_alone_leaves_critics_new(capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     warm = initial_state("sac", "warm", init_from="mine.pt")["algo"]
     assert "Starting from the policy in mine.pt, of step " in (said := capsys.readouterr().err)
-    assert "; critics start anew, because that file has none." in said
+    assert "; critics are new, because that file has none." in said
     assert_same(dict(warm["policy"]), dict(load_checkpoint(Path("mine.pt"), policy_only=True)["algo"]["policy"]))
     assert_same(warm["critics"], fresh["critics"])
     assert_same(warm["targets"], fresh["critics"])

@@ -26,8 +26,8 @@ def _sample_freq(value: Any, source: str, notes: list[str], algo: str) -> dict[s
     return _if_owned("sde_sample_freq", steps if steps is not None and steps > 0 else None, source, notes, algo)
 
 
-def _if_owned(word: str, value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
-    return {word: value} if algo in owners_of(word) else {}
+def _if_owned(key: str, value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
+    return {key: value} if algo in owners_of(key) else {}
 
 
 READERS: dict[str, Callable[[Any, str, list[str], str], dict[str, Any]]] = {

@@ -66,13 +66,13 @@ def warm_start(
     if statistics and statistics.keys() == collector.env_statistics().keys():
         collector.load_env_statistics(statistics)
     missing = ["critics" if name == "critics" else "reward normalisation" for name in needed if name not in taken]
-    new = f"; {' and '.join(missing)} start anew, because that file has none" if missing else ""
+    new = f"; {' and '.join(missing)} are new, because that file has none" if missing else ""
     what = "policy and critics" if "critics" in taken else "policy"
     say(f"Starting from the {what} in {shown}, of step {state['step']:,}{new}.")
 
 
 def _load(path: Path, *, complete: bool) -> tuple[Path, dict[str, Any]]:
-    """A checkpoint file; of a run folder the best policy, or the latest sound checkpoint if it must be `complete`."""
+    """A checkpoint file; of a run folder the best policy, or the latest intact checkpoint if it must be `complete`."""
     if path.is_file() or path.suffix == ".pt":
         return path, load_checkpoint(path, policy_only=True)
     folder = RunFolder.open(path)
@@ -90,14 +90,14 @@ def _load(path: Path, *, complete: bool) -> tuple[Path, dict[str, Any]]:
 
 
 def _refuse_other_recipe(config: Config, path: Path, state: dict[str, Any]) -> None:
-    """UsageError if the networks mean something else, by the settings in the checkpoint or in its run folder."""
+    """UsageError if the settings in the checkpoint, or in its run folder, describe other networks."""
     config_file = path.absolute().parent.parent / "config.yaml"
     if "settings" in state:
         other = learned_with(state["settings"])
     elif config_file.is_file():
         other = load_yaml(config_file).flat()
     else:
-        return  # a policy without its run: only shapes can be compared
+        return  # a policy without its run folder: only shapes can be compared
     own = config.flat()
     for name in _NETWORK:
         if name in own and name in other and own[name] != other[name]:
