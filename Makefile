@@ -16,6 +16,11 @@ $(VENV)/installed: pyproject.toml $(LOCKS)
 	  { echo "unidle needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV); this takes a minute or two."
 	$(PYTHON) -m venv $(VENV)
+	@# With hashes, pip prefers the index's file to the build of torch that it is configured to use, unless that is alone.
+	sed -n '/^torch==/,/[^\\]$$/p' requirements-dev.lock > $(VENV)/torch.lock
+	$(BIN)/pip download --quiet --no-deps --only-binary :all: --dest $(VENV)/torch $$(grep -o '^torch==[^ ]*' $(VENV)/torch.lock)
+	$(INSTALL) $(VENV)/torch.lock --no-index --find-links $(VENV)/torch
+	rm -r $(VENV)/torch
 	$(INSTALL) requirements-dev.lock
 	@if $(NEEDS_CUDA); then $(INSTALL) requirements-cuda.lock; fi
 	$(BIN)/pip install --quiet --no-deps --no-index --no-build-isolation --editable .

@@ -53,8 +53,10 @@ def test_setup_verifies_hashes_of_all_that_it_downloads() -> None:
     command = ["make", "--dry-run", "--always-make", "setup"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     installs = [part for line in printed.splitlines() for part in line.split("; ") if "pip install" in part]
-    assert len(installs) == 3
-    assert all("--no-index" in install or "--require-hashes --only-binary :all:" in install for install in installs)
+    assert len(installs) == 4
+    *locked, own = installs
+    assert all("--require-hashes --only-binary :all:" in install for install in locked)
+    assert "--no-index" in own
 
 
 def test_line_without_hash_is_refused() -> None:
