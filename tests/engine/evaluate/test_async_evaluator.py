@@ -426,6 +426,7 @@ def test_waiting_for_evaluations_counts_as_evaluation_time(at_end: bool) -> None
         "folder": None,
         "log": SimpleNamespace(write=ignore),
         "display": SimpleNamespace(on_evaluation=ignore, on_message=ignore),
+        "runner": SimpleNamespace(call=ignore),
     }
     hooks: Any = {"report_fault": ignore, "save": ignore, "stop": ignore, "is_interrupted": lambda: False}
     algo: Any = SimpleNamespace(plasticity=lambda *_: {})

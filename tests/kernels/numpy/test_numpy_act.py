@@ -38,7 +38,7 @@ def make_slot(
         if policy.encoder.norm is not None:
             policy.encoder.norm.shift.normal_()
             policy.encoder.norm.scale.uniform_(0.5, 20)
-    env_spec: Any = SimpleNamespace(obs_layout=obs, action_layout=actions)
+    env_spec: Any = SimpleNamespace(obs_layout=obs, action_layout=actions, log_info=())
     block = SharedBlock(env_spec, N_ENVS)
     rng = np.random.default_rng(2)
     block.obs.view(np.float32)[:, :5] = rng.standard_normal((N_ENVS, 5))

@@ -40,7 +40,7 @@ def make_slot(case: str, random: float) -> tuple[RolloutSlot, SharedBlock]:
     torch.manual_seed(1)
     policy: Any = new_policy(obs, actions, recipe_for(algo, net_arch=(32, 24), n_envs=N_ENVS, **changes))
     (policy.distribution.epsilon if algo == "dqn" else policy.distribution.at_random).fill_(random)
-    env_spec: Any = SimpleNamespace(obs_layout=obs, action_layout=actions)
+    env_spec: Any = SimpleNamespace(obs_layout=obs, action_layout=actions, log_info=())
     block = SharedBlock(env_spec, N_ENVS)
     rng = np.random.default_rng(2)
     block.obs.view(np.float32)[:, :5] = 3 * rng.standard_normal((N_ENVS, 5))
