@@ -220,7 +220,7 @@ def counted_starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_first_evaluations_run_in_trainer_until_they_take_too_long(
     patience: float, processes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {**SMALL, "runs_dir": str(tmp_path), "env_kwargs": {"step_seconds": 1e-4}}
+    settings = {**SMALL, "runs_dir": str(tmp_path), "env_kwargs": {"step_seconds": 1e-3}}
     blocking = unidle.train(SlowDrift, run_name="blocking", **settings, **BLOCKING)
     monkeypatch.setattr("unidle.engine.evaluate.evaluations._PATIENCE_SECONDS", patience)
     started = counted_starts(monkeypatch)
