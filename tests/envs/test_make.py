@@ -105,6 +105,18 @@ def test_unknown_env_is_one_line_error(name: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("name", "module"), [("my_env.py", "my_env"), ("my_env", "my_env"), ("sub/it.py", "sub.it")])
+def test_error_for_python_file_says_how_to_name_its_class(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    for file in ("my_env.py", "sub/it.py"):
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"^`{name}` is a Python file; name its environment class too: {module}:"):
+        env_maker(name)
+
+
 def test_import_error_inside_module_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_import.py").write_text("import surely_not_installed\n")
     monkeypatch.syspath_prepend(tmp_path)

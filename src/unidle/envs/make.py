@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import cloudpickle
@@ -273,6 +274,10 @@ def gymnasium_factory(env_id: str) -> EnvFactory:
     try:
         spec = gymnasium.spec(env_id.partition(":")[2] or env_id)  # a module before the id is imported by now
     except gymnasium.error.Error as error:
+        path = env_id.removesuffix(".py")
+        if Path(f"{path}.py").is_file():
+            name = path.replace("/", ".") + ":ClassName"
+            raise UsageError(f"`{env_id}` is a Python file; name its environment class too: {name}.") from None
         package = None if ":" in env_id else package_of(env_id)
         if package is not None:
             raise UsageError(
