@@ -384,7 +384,7 @@ class Run:
     wrappers: tuple[str | dict[str, Any], ...] = ()
     """Wrappers of the environment, innermost first: --wrapper module:callable, which may be repeated."""
     frame_stack: int = 1
-    """Observe the latest N observations together: images along their channels, others along the last axis."""
+    """Observe the latest N observations together: images along their channels, vectors along the last axis."""
     init_from: str | None = None
     """Run folder or checkpoint file whose policy (and critics) a new run starts from; none: random weights."""
     timesteps: int = 1_000_000
@@ -420,7 +420,7 @@ class Run:
     cleanrl_tags: bool = False
     """Write TensorBoard and W&B metrics also under CleanRL's tags (charts/episodic_return, charts/SPS, …)."""
     log_info: tuple[str, ...] = ()
-    """Numbers in info to log at the end of each episode, such as success,x; for environments on the host."""
+    """Numbers in info to log at the end of each episode, such as success,x; not for device or vector environments."""
     monitor_csv: bool = False
     """Write one row per episode to monitor.csv, in the form of Stable-Baselines3's Monitor."""
     trace: bool = False
