@@ -58,7 +58,8 @@ TASKS: dict[str, dict[str, Any]] = {
         },
         "linear": False,
     },
-    # rl-zoo's settings, with state-dependent exploration.
+    # rl-zoo's settings, with state-dependent exploration. unidle's unit of an action is half its range, 2 here, SB3's is
+    # the environment's unit: a standard deviation of ½ in unidle is 1 in SB3, so both start with the same noise.
     "Pendulum-v1 gsde": {
         "timesteps": 100_000,
         "n_envs": 4,
@@ -72,6 +73,7 @@ TASKS: dict[str, dict[str, Any]] = {
             "use_sde": True,
             "sde_sample_freq": 4,
         },
+        "unidle_only": {"log_std_init": -0.6931},
         "linear": False,
     },
     "LunarLander-v3": {
@@ -99,6 +101,7 @@ def train_unidle(name: str, seed: int) -> float:
 
     env_id, task = name.split()[0], TASKS[name]
     settings = {**task["ppo"], "n_envs": task["n_envs"], "timesteps": task["timesteps"]}
+    settings |= task.get("unidle_only", {})
     if task["linear"]:
         settings |= {"lr_schedule": "linear", "clip_schedule": "linear"}
     with tempfile.TemporaryDirectory() as folder:
