@@ -113,6 +113,15 @@ def test_policy_file_alone_leaves_critics_new(capsys: pytest.CaptureFixture[str]
     assert_same(warm["targets"], fresh["critics"])
 
 
+def test_config_beside_the_parent_of_a_policy_file_is_not_its_own(tmp_path: Path) -> None:
+    other = train("td3", "other")
+    (tmp_path / "policies").mkdir()
+    state = load_checkpoint(train("ppo", "mine").folder.best, policy_only=True)
+    save_checkpoint(Path("policies/mine.pt"), {name: value for name, value in state.items() if name != "settings"})
+    shutil.copy(other.path / "config.yaml", "config.yaml")
+    assert initial_state("ppo", "warm", init_from="policies/mine.pt")["step"] == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [

@@ -91,10 +91,11 @@ def _load(path: Path, *, complete: bool) -> tuple[Path, dict[str, Any]]:
 
 def _refuse_other_recipe(config: Config, path: Path, state: dict[str, Any]) -> None:
     """UsageError if the settings in the checkpoint, or in its run folder, describe other networks."""
-    config_file = path.absolute().parent.parent / "config.yaml"
+    folder = path.absolute().parent
+    config_file = folder.parent / "config.yaml"
     if "settings" in state:
         other = learned_with(state["settings"])
-    elif config_file.is_file():
+    elif folder.name == "checkpoints" and config_file.is_file():
         other = load_yaml(config_file).flat()
     else:
         return  # a policy without its run folder: only shapes can be compared
