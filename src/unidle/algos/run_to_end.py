@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
 
 
-def run_to_end(work: Generator[None, None, _Result]) -> _Result:
+def run_to_end(work: Generator[Any, None, _Result]) -> _Result:
     """Run all parts of `work` and return its return value."""
     while True:
         try:

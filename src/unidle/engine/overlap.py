@@ -41,6 +41,7 @@ import torch
 
 from unidle.engine.collect.rollout_slot import FinishedRollout, RolloutSlot
 from unidle.engine.learn.learner import Learner
+from unidle.engine.turns import Turns
 from unidle.errors import TrainingError, UsageError
 from unidle.timeline import LEARN, SYNC, Timeline
 
@@ -124,10 +125,10 @@ class RolloutCollector(Protocol):
     def n_slots(self) -> int:
         """How many rollouts may be open at once."""
 
-    def finish(self) -> RolloutSlot | FinishedRollout:
+    def finish_in_turns(self) -> Turns[RolloutSlot | FinishedRollout]:
         """Collect until the oldest open rollout is complete, and hand it to the learner."""
 
-    def poll(self, seconds: float) -> bool:
+    def poll_in_turns(self, seconds: float) -> Turns[bool]:
         """Act for slices that wait and receive those that are ready; False if no environment can continue."""
 
     def open_rollout(self) -> None:
@@ -142,15 +143,16 @@ class Overlap:
 
     def learn(
         self, finished: RolloutSlot | FinishedRollout, progress: float, shuffle: torch.Generator
-    ) -> tuple[dict[str, float], Exception | None]:
+    ) -> Turns[tuple[dict[str, float], Exception | None]]:
         """Run one update; returns its metrics, and the failure if the environments cannot continue (invariant 7)."""
         self._timeline.enter(LEARN)
         self._learner.begin(finished, progress, shuffle)
-        failure = self._learn_while_collecting()
+        failure = yield from self._learn_while_collecting()
         self._timeline.enter(SYNC)
+        yield self._learner.is_done
         return self._learner.metrics(), failure
 
-    def _learn_while_collecting(self) -> Exception | None:
+    def _learn_while_collecting(self) -> Turns[Exception | None]:
         """Alternate between keeping the GPU's queue full and polling the environments, until the update is done."""
         learner, collector = self._learner, self._collector
         failure: Exception | None = None
@@ -160,11 +162,12 @@ class Overlap:
             if not queue_is_full:
                 self._timeline.enter(LEARN)
                 has_more = learner.advance()
+                yield None
                 queue_is_full = not has_more or learner.queue_is_full()
             if is_collecting:
                 try:
                     # False: every slice is parked until the weights of this update are published.
-                    is_collecting = collector.poll(_POLL_SECONDS if queue_is_full else 0.0)
+                    is_collecting = yield from collector.poll_in_turns(_POLL_SECONDS if queue_is_full else 0.0)
                 except ENV_FAILURES as error:
                     failure, is_collecting = error, False
         return failure

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+from unidle.algos.run_to_end import run_to_end
 from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.config.settings import round_up_timesteps
@@ -31,6 +32,7 @@ from unidle.engine.overlap import ENV_FAILURES, Overlap
 from unidle.engine.progress import Progress
 from unidle.engine.run_facts import run_facts, start_notes
 from unidle.engine.run_log import open_log, open_monitor
+from unidle.engine.turns import Turns
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import Fault
 from unidle.errors import TrainingError, UsageError, WriteError
@@ -108,13 +110,17 @@ class Trainer:
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def train(self, folder: RunFolder) -> None:
+        """`train_in_turns`, without giving other runs a turn."""
+        run_to_end(self.train_in_turns(folder))
+
+    def train_in_turns(self, folder: RunFolder) -> Turns[None]:
         """Train until the last step, the target return or Ctrl-C, and save a checkpoint at the end."""
         try:
-            self._train(folder)
+            yield from self._train(folder)
         finally:
             folder.unlock()
 
-    def _train(self, folder: RunFolder) -> None:
+    def _train(self, folder: RunFolder) -> Turns[None]:
         run, progress, say = self.config.run, self.progress, self._display.on_message
         self._folder = folder
         state = folder.load_latest(say)
@@ -168,7 +174,7 @@ class Trainer:
                 self._save_on_failure(self._tracker.run_pending)
                 with contextlib.suppress(Stopped):
                     while progress.step < run.timesteps and not self._stopping:
-                        self._iterate()
+                        yield from self._iterate()
                 if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
                     self._save_on_failure(self._tracker.evaluate)
                 self._save()
@@ -196,13 +202,13 @@ class Trainer:
 
     # -- one iteration -------------------------------------------------------------------------------------------------
 
-    def _iterate(self) -> None:
+    def _iterate(self) -> Turns[None]:
         run, progress, began, before = self.config.run, self.progress, perf_counter(), self.progress.step
         failure: Exception | None = None
         if self._parts.loop is not None:
-            metrics = self._iterate_on_device(self._parts.loop)
+            metrics = yield from self._iterate_on_device(self._parts.loop)
         else:
-            metrics, failure = self._collect_and_learn()
+            metrics, failure = yield from self._collect_and_learn()
         self._timeline.enter(LOGGING)
         steps = progress.step - before
         record = self._iterations.record(metrics, steps, perf_counter() - began)
@@ -230,16 +236,16 @@ class Trainer:
         run = self.config.run
         return run.checkpoint_every or max(1, run.timesteps // 20)
 
-    def _collect_and_learn(self) -> tuple[dict[str, float], Exception | None]:
+    def _collect_and_learn(self) -> Turns[tuple[dict[str, float], Exception | None]]:
         """Run one iteration; returns its metrics, and the failure if the environments failed during the update."""
         run, progress = self.config.run, self.progress
         try:
-            finished = self.collector.finish()
+            finished = yield from self.collector.finish_in_turns()
         except ENV_FAILURES as error:
             raise self._saved_failure(error) from None  # nothing was learned since: it can resume here
         self._timeline.enter(LEARN)
         shuffle = keyed_generator(finished.rollout.obs.device, run.seed, SHUFFLE, progress.iteration)
-        metrics, failure = self._overlap.learn(finished, min(1.0, progress.step / run.timesteps), shuffle)
+        metrics, failure = yield from self._overlap.learn(finished, min(1.0, progress.step / run.timesteps), shuffle)
         self.collector.read_episode_stats()
         self._timeline.enter(OTHER)
         progress.step += self.config.recipe.total_batch
@@ -251,13 +257,13 @@ class Trainer:
         self.collector.open_rollout()
         return metrics, failure
 
-    def _iterate_on_device(self, loop: DeviceLoop) -> dict[str, float]:
+    def _iterate_on_device(self, loop: DeviceLoop) -> Turns[dict[str, float]]:
         """Run a burst of iterations, at most up to the next evaluation or checkpoint."""
         batch, run, progress = self.config.recipe.total_batch, self.config.run, self.progress
         due = [(progress.step // every + 1) * every for every in (self._eval_every(), self._save_every()) if every > 0]
         self._timeline.enter(LEARN)
         limit = -(-(min([run.timesteps, *due]) - progress.step) // batch)
-        count, metrics, non_finite = loop.run(progress.iteration, limit, batch, run.timesteps)
+        count, metrics, non_finite = yield from loop.run_in_turns(progress.iteration, limit, batch, run.timesteps)
         self.collector.read_episode_stats()
         self._timeline.enter(OTHER)
         progress.step += count * batch

@@ -40,6 +40,9 @@ class HostEnvs(Protocol):
     def send(self, slices: Sequence[int]) -> None:
         """Step these slices with the actions in the block."""
 
+    def has_finished(self, at_least: int) -> bool:
+        """Whether `recv` of so many slices would return at once, or does its work itself instead of waiting."""
+
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
         """Wait for `at_least` finished slices, or for that many seconds, and return the finished ones."""
 

@@ -16,6 +16,7 @@ from unidle.engine.collect.device_final_obs import CapturedFinalObs, SimulatorFi
 from unidle.engine.collect.episode_stats import episode_metrics
 from unidle.engine.collect.rollout_noise import RolloutNoise
 from unidle.engine.collect.rollout_slot import FinishedRollout
+from unidle.engine.turns import Turns
 from unidle.envs.device.device_env import DeviceEnv, LoggingDeviceEnv, MaskedDeviceEnv, State, Step, traits_of
 from unidle.envs.device.step_log import StepLog
 from unidle.envs.open_episode import Difference
@@ -105,9 +106,15 @@ class DeviceCollector:
         """Draw the next rollout's noise."""
         self._noise.draw(keyed_generator(self._obs.device, self._seed, NOISE, self.number))
 
-    def poll(self, seconds: float = 0.0) -> bool:
+    def poll_in_turns(self, seconds: float) -> Turns[bool]:
         """Do nothing: there is no work between rollouts."""
+        yield None
         return False
+
+    def finish_in_turns(self) -> Turns[FinishedRollout]:
+        """`finish`; there is nothing to wait for, because the device does the work later."""
+        yield None
+        return self.finish()
 
     def finish(self) -> FinishedRollout:
         """Fill the rollout."""

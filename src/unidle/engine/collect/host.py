@@ -5,6 +5,7 @@ Which slice may act in which rollout, with which weights, and why timing changes
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.registry import AnyPolicy
+from unidle.algos.run_to_end import run_to_end
 from unidle.buffers.rollout import Rollout
 from unidle.engine.collect.boundary import Boundary
 from unidle.engine.collect.episode_stats import EpisodeStats
@@ -21,6 +23,7 @@ from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.evaluate.play import Stopped
 from unidle.engine.overlap import SliceSchedule
+from unidle.engine.turns import Turns
 from unidle.envs.open_episode import Difference
 from unidle.envs.protocol import Fault, HostEnvs, StatisticsHolder
 from unidle.errors import TrainingError, UsageError
@@ -58,10 +61,12 @@ class HostCollector:
         timeline: Timeline,
         capture: Capturer = no_capture,
         on_fault: Callable[[Fault, int], None] = lambda fault, rollout: None,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
         """One slot per rollout; with more than one, each acts with a copy of `policy`.
 
-        `on_fault` is called with each fault and the index of the rollout it counts towards.
+        `on_fault` is called with each fault and the index of the rollout it counts towards. Inference runs on `stream`,
+        by default on one of its own. The learner's stream is the current one.
         """
         self.envs, self.policy = envs, policy
         self._seed, self._timeline = seed, timeline
@@ -69,7 +74,8 @@ class HostCollector:
         steps, n_envs = rollouts[0].shape
         on_gpu = self._device.type == "cuda"
         # Inference has priority over learning on the GPU: environments wait for it.
-        self._stream = torch.cuda.Stream(self._device, priority=-1) if on_gpu else None
+        self._learner_stream = torch.cuda.current_stream(self._device) if on_gpu else None
+        self._stream = stream or (torch.cuda.Stream(self._device, priority=-1) if on_gpu else None)
         self._on_stream = _OnStream(self._stream)
         self._page_lock = PageLock(envs.block) if on_gpu else None
         self._state = torch.zeros(n_envs, policy.state_size, device=self._device)
@@ -126,11 +132,15 @@ class HostCollector:
         self.schedule.open_next()
 
     def poll(self, seconds: float = _STALL_SECONDS) -> bool:
+        """`poll_in_turns`, without giving others a turn."""
+        return run_to_end(self.poll_in_turns(seconds))
+
+    def poll_in_turns(self, seconds: float = _STALL_SECONDS) -> Turns[bool]:
         """Act for slices that wait, and receive those ready within `seconds`; False if no environment can continue."""
         timeline, schedule = self._timeline, self.schedule
         if schedule.waiting:
             timeline.enter(INFERENCE)
-            self._act(schedule.take_waiting())
+            yield from self._act(schedule.take_waiting())
             if schedule.waiting:
                 seconds = 0.0
         else:
@@ -139,7 +149,9 @@ class HostCollector:
         if not self._in_flight:
             return False
         timeline.enter(ENVIRONMENT)
-        stepped = self._receive_from_envs(min(self._min_ready, self._in_flight), seconds)
+        at_least, until = min(self._min_ready, self._in_flight), time.monotonic() + seconds
+        yield lambda: self.envs.has_finished(at_least) or time.monotonic() >= until
+        stepped = self._receive_from_envs(at_least, max(0.0, until - time.monotonic()))
         timeline.enter(STORAGE)
         self._store(stepped)
         return True
@@ -163,6 +175,10 @@ class HostCollector:
         self._advance(stepped)
 
     def finish(self) -> RolloutSlot:
+        """`finish_in_turns`, without giving others a turn."""
+        return run_to_end(self.finish_in_turns())
+
+    def finish_in_turns(self) -> Turns[RolloutSlot]:
         """Collect until the oldest open rollout is complete; returns its slot, ready to learn from.
 
         Raises Stopped if cancelled before; a checkpoint then stores the end of the previous rollout.
@@ -171,7 +187,7 @@ class HostCollector:
         while slot.unfinished:
             if self.is_cancelled:
                 raise Stopped
-            self.poll()
+            yield from self.poll_in_turns()
         self._complete(slot)
         return slot
 
@@ -189,7 +205,8 @@ class HostCollector:
     def _wait_for_learner(self) -> None:
         """Let the collector's stream continue after what is queued on the learner's."""
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.default_stream(self._device))
+            assert self._learner_stream is not None
+            self._stream.wait_stream(self._learner_stream)
 
     # -- one step of some slices ---------------------------------------------------------------------------------------
 
@@ -209,7 +226,7 @@ class HostCollector:
             envs = np.concatenate([retry.get(index, self._indices[index]) for index in slices])
         return step[self.schedule.slices[envs]], envs
 
-    def _act(self, slices: list[int]) -> None:
+    def _act(self, slices: list[int]) -> Turns[None]:
         """Infer and send actions for these slices, which are in the same rollout; store outcomes meanwhile."""
         where, timeline = self._where(slices), self._timeline
         slot = self._slots[self.schedule.slot(slices[0])]
@@ -220,6 +237,7 @@ class HostCollector:
         timeline.enter(STORAGE)
         self._flush()
         timeline.enter(INFERENCE)
+        yield slot.inference.is_done
         slot.inference.wait(where)
         if self._stream is not None:
             timeline.add_device_work(INFERENCE, slot.inference.device_ns)

@@ -202,6 +202,10 @@ class Inference:
         else:
             self._infer_on_cpu(where)
 
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return not self._on_gpu or self._pending.query()
+
     def wait(self, where: StepEnvIndex) -> None:
         """Wait until the actions are in the block."""
         if self._on_gpu:

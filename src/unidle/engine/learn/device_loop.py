@@ -19,6 +19,7 @@ from unidle.config import Recipe
 from unidle.engine.collect.device import NODES_PER_STEP, DeviceCollector
 from unidle.engine.learn.finite import NonFinite, all_finite
 from unidle.engine.learn.learner import stacked
+from unidle.engine.turns import Turns
 from unidle.envs.device.device_env import DeviceEnv, traits_of
 from unidle.rng import NOISE, SHUFFLE, reseed
 from unidle.timeline import LEARN, DeviceClock, Timeline
@@ -26,6 +27,7 @@ from unidle.timeline import LEARN, DeviceClock, Timeline
 _MAX_NODES = 20_000  # of an iteration's graph; capturing it takes seconds, once
 _BURST_SECONDS = 0.1
 _MAX_ITERATIONS = 1000  # in a burst
+Burst = tuple[int, dict[str, float], NonFinite | None]
 
 
 def can_capture_iteration(env: DeviceEnv, recipe: Recipe) -> bool:
@@ -55,7 +57,8 @@ class DeviceLoop:
         changes = [*_tensors(algo.state_dict()), *collector.carried_state(), self._done, self._non_finite]
         self._iterate = capture("the iteration", self._iteration, changes, generators=(self._noise, self._shuffle))
         self._clock = DeviceClock(timeline) if device.type == "cuda" else None
-        self._burst_length = 1  # iterations in the next burst
+        self._launched = torch.cuda.Event() if device.type == "cuda" else None  # a burst
+        self._burst_length = 1  # iterations in the next one
 
     def _iteration(self) -> None:
         algo = self._algo
@@ -90,7 +93,11 @@ class DeviceLoop:
             self._iterate()
         self._collector.copy_episode_stats(count)
 
-    def run(self, first: int, limit: int, batch: int, timesteps: int) -> tuple[int, dict[str, float], NonFinite | None]:
+    def run(self, first: int, limit: int, batch: int, timesteps: int) -> Burst:
+        """`run_in_turns`, without giving others a turn."""
+        return run_to_end(self.run_in_turns(first, limit, batch, timesteps))
+
+    def run_in_turns(self, first: int, limit: int, batch: int, timesteps: int) -> Turns[Burst]:
         """Run up to `limit` iterations, the first with index `first`.
 
         Returns how many, the metrics of the last one, and the first NaN or infinite value of an environment, if any.
@@ -98,7 +105,11 @@ class DeviceLoop:
         count, began = max(1, min(self._burst_length, limit)), perf_counter()
         burst = partial(self._burst, first, count, batch, timesteps)
         self._clock.launch(LEARN, burst) if self._clock else burst()
-        values = torch.cat((self._values.double(), self._non_finite.double())).tolist()  # waits for the device
+        outcome = torch.cat((self._values.double(), self._non_finite.double()))
+        if self._launched is not None:
+            self._launched.record()
+            yield self._launched.query
+        values = outcome.tolist()  # waits for the device
         if self._clock is not None:
             self._clock.read()
             seconds = (perf_counter() - began) / count

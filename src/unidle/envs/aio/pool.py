@@ -67,6 +67,10 @@ class AsyncEnvs:
         self._in_flight += len(slices)
         self._slots.send([(number, *self.bounds[number]) for number in slices])
 
+    def has_finished(self, at_least: int) -> bool:
+        """Whether `recv` of so many slices would return at once."""
+        return len(self._finished) >= min(at_least, self._in_flight)
+
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
         """Wait for `at_least` finished slices, or for that many seconds, and return the finished ones in order."""
         with self._changed:

@@ -142,6 +142,11 @@ class ProcessPool:
         for number in slices:
             go[owner[number]].ring()
 
+    def has_finished(self, at_least: int) -> bool:
+        """Whether `recv` of so many slices would return at once, or has a fault or a check of the workers to handle."""
+        seen = self._signals.flags.tobytes()
+        return seen.count(DONE) >= at_least or max(seen) > DONE or time.monotonic() >= self._next_check
+
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
         """Wait for `at_least` finished slices, or for that many seconds, and return the finished ones in order."""
         ready, flags = self._signals.ready, self._signals.flags

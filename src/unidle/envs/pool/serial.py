@@ -49,6 +49,10 @@ class SerialEnvs:
         """Mark the slice to be stepped by `recv`."""
         self._is_sent |= len(slices) > 0
 
+    def has_finished(self, at_least: int) -> bool:
+        """True: `recv` steps."""
+        return True
+
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
         """Step every environment, however long it takes."""
         if not self._is_sent:

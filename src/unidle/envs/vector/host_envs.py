@@ -84,6 +84,10 @@ class VectorHostEnvs:
                 self._vectors[number].send(actions)
             self._in_flight.append(number)
 
+    def has_finished(self, at_least: int) -> bool:
+        """True: a vector environment cannot be polled."""
+        return True
+
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
         """Wait for the slices that were sent first.
 
