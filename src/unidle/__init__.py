@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from unidle.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from unidle.api import TrainedGroup as TrainedGroup
     from unidle.api import TrainedRun as TrainedRun
     from unidle.api import load as load
     from unidle.api import resume as resume
+    from unidle.api import resume_group as resume_group
     from unidle.api import train as train
     from unidle.engine.callbacks import CallbackContext as CallbackContext
     from unidle.engine.evaluate.play import Evaluation as Evaluation
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "train": "unidle.api",
     "resume": "unidle.api",
+    "resume_group": "unidle.api",
     "load": "unidle.api",
     "TrainedRun": "unidle.api",
+    "TrainedGroup": "unidle.api",
     "Evaluation": "unidle.engine.evaluate.play",
     "CallbackContext": "unidle.engine.callbacks",
     "MetricWriter": "unidle.metrics.writer",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import gymnasium
 import numpy as np
@@ -24,21 +25,28 @@ from unidle.config.resolve import chosen_by_unidle, resolve_layers, resumed, res
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent, load_agent
 from unidle.engine.build import make_envs, resolve_network
-from unidle.engine.callbacks import Callback, Callbacks, SilentDisplay
+from unidle.engine.callbacks import Callback, Callbacks, ProgressDisplay, SilentDisplay
 from unidle.engine.checkpoint.provenance import provenance
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.run_name import existing_path, new_path
 from unidle.engine.checkpoint.trust import require_trust
 from unidle.engine.checkpoint.warm_start import warm_start
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, longest_episode, play, use_statistics
+from unidle.engine.interrupts import Interrupts
 from unidle.engine.placement import choose_device, choose_workers
+from unidle.engine.sharing import Sharing
 from unidle.engine.trainer import Trainer
 from unidle.envs.env_object import settings_of
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker, is_name_or_factory
 from unidle.envs.probe import probe
 from unidle.envs.vector.host_envs import vector_size
 from unidle.envs.wrap import wrapper_entries
-from unidle.errors import UsageError
+from unidle.errors import TrainingError, UsageError
+from unidle.groups.display import GroupDisplay
+from unidle.groups.folder import GroupFolder, seeds_from
+from unidle.groups.page import write_group_page
+from unidle.groups.statistics import summarise
+from unidle.groups.training import train_group
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.metrics.jsonl import read_records
 from unidle.metrics.writer import MetricWriter
@@ -158,6 +166,31 @@ class TrainedRun:
             envs.close()
 
 
+class TrainedGroup:
+    """A group folder: runs of one recipe with different seeds."""
+
+    stopped_by: int | None = None  # the signal that stopped training early
+
+    def __init__(self, path: Path, *, trust: bool = False) -> None:
+        self._folder = GroupFolder.open(path.absolute())
+        self.path = self._folder.path
+        self._trust = trust
+
+    @property
+    def runs(self) -> list[TrainedRun]:
+        """The runs, in the order of the seeds."""
+        return [TrainedRun(path, trust=self._trust) for path in self._folder.runs]
+
+    @property
+    def report(self) -> Path:
+        """Path of the HTML page about all runs."""
+        return self.path / "report.html"
+
+    def summary(self) -> dict[str, Any]:
+        """Statistics over the runs as plain values: interquartile mean with its interval, best and worst."""
+        return {"group": display_path(self.path), **summarise(self._folder.runs)}
+
+
 def load(
     path: str | Path, *, env: EnvFactory | None = None, network: NetworkFactory | None = None, trust: bool = False
 ) -> TrainedRun:
@@ -176,6 +209,10 @@ def load(
     return run
 
 
+@overload
+def train(env: str | EnvFactory | gymnasium.Env, *, seeds: None = None, **arguments: Any) -> TrainedRun: ...
+@overload
+def train(env: str | EnvFactory | gymnasium.Env, *, seeds: int | Sequence[int], **arguments: Any) -> TrainedGroup: ...
 def train(
     env: str | EnvFactory | gymnasium.Env,
     *,
@@ -189,10 +226,11 @@ def train(
     on_end: Sequence[Callback] = (),
     writers: Sequence[MetricWriter] = (),
     resume: Literal["auto"] | None = None,
+    seeds: int | Sequence[int] | None = None,
     quiet: bool = False,
     **settings: Any,
-) -> TrainedRun:
-    """Train a policy and return the run.
+) -> TrainedRun | TrainedGroup:
+    """Train a policy and return the run; with `seeds` (how many, or which), one run per seed, all at the same time.
 
     `env` is a Gymnasium id, "envpool:id", "module:callable", a factory of single or vector environments, or an
     environment from `gymnasium.make`, which is created again. `wrappers` are names ("module:callable") or callables.
@@ -222,6 +260,10 @@ def train(
     settled = validated(settled, layers.preset_batch_size)
     notes = [*renamings, *layers.notes, *notes]
     callbacks = Callbacks(on_start, after_iteration, after_evaluation, on_end)
+    if seeds is not None:
+        if resume is not None:
+            raise UsageError("`seeds` starts a new group; resume one with unidle.resume_group(folder).")
+        return start_group(settled, seeds, notes, maker, factory, callbacks, writers, quiet, cwd)
     keep = chosen_by_unidle(given)
     return start(settled, notes, maker, factory, callbacks, writers, quiet, cwd, resume, keep)
 
@@ -255,7 +297,7 @@ def start(
     cwd = cwd or Path.cwd()
     if config.run.init_from is not None:
         other = str(cwd / config.run.init_from)
-        config = dataclasses.replace(config, run=dataclasses.replace(config.run, init_from=other))
+        config = config.with_run(init_from=other)
     maker = _maker_for(maker or _maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
     build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd)
@@ -264,7 +306,7 @@ def start(
         config = resumed_job(RunFolder.open(before).config(), config, keep, display_path(before))
         return build.train(config, before, [*notes, f"Resuming {display_path(before)}."], is_new=False)
     path = new_path(config, cwd)
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_name=path.name))
+    config = config.with_run(run_name=path.name)
     try:
         return build.train(config, path, notes, is_new=True)
     except BaseException:
@@ -272,6 +314,56 @@ def start(
             with suppress(OSError):  # not empty: training has started
                 folder.rmdir()
         raise
+
+
+def start_group(
+    config: Config,
+    seeds: int | str | Sequence[int],
+    notes: Sequence[str] = (),
+    maker: EnvMaker | None = None,
+    network: NetworkFactory | None = None,
+    callbacks: Callbacks | None = None,
+    writers: Sequence[MetricWriter] = (),
+    quiet: bool = False,
+    cwd: Path | None = None,
+) -> TrainedGroup:
+    """Train a validated config with several seeds, in run folders of a new group folder."""
+    cwd = cwd or Path.cwd()
+    chosen = seeds_from(seeds, config)
+    if config.run.init_from is not None:
+        config = config.with_run(init_from=str(cwd / config.run.init_from))
+    maker = _maker_for(maker or _maker_of(config), config)
+    network = network or resolve_network(config.recipe.network)[0]
+    path = new_path(config, cwd, "seeds")
+    path.mkdir(parents=True, exist_ok=True)
+    group = GroupFolder.create(path, chosen)
+    configs = [
+        config.with_run(seed=seed, run_name=folder.name, runs_dir=str(Path(config.run.runs_dir) / path.name))
+        for seed, folder in zip(chosen, group.runs, strict=True)
+    ]
+    build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd)
+    return build.train_group(group, configs, notes)
+
+
+def resume_group(path: str | Path, *, trust: bool = False, quiet: bool = False, **settings: Any) -> TrainedGroup:
+    """Resume every run of a group from its latest checkpoint; `settings` as for `resume`."""
+    cwd = Path.cwd()
+    group = GroupFolder.open(cwd / path)
+    settings, renamings = with_current_names(settings)
+    existing = [folder for folder in group.runs if (folder / "config.yaml").is_file()]
+    if not existing:
+        raise UsageError(f"{display_path(group.path)} has no run to resume; start a new group.")
+    recipe = RunFolder.open(existing[0]).config()  # of those that were stopped before they had a folder
+    configs = []
+    for seed, folder in zip(group.seeds, group.runs, strict=True):
+        config = RunFolder.open(folder).config() if folder in existing else recipe
+        configs.append(resumed(config.with_run(seed=seed, run_name=folder.name), settings, str(folder)))
+    for folder, config in zip(group.runs, configs, strict=True):
+        if folder in existing:
+            require_trust(folder, config, ["env", "wrappers", "network"], trust)
+    maker = _maker_for(_maker_of(recipe), recipe)
+    build = _Build(maker, resolve_network(recipe.recipe.network)[0], Callbacks(), (), quiet, cwd)
+    return build.train_group(group, configs, renamings)
 
 
 def resume(
@@ -379,26 +471,10 @@ class _Build:
         with nullcontext(_Quiet()) if self.quiet else Display() as display:
             for note in notes:
                 display.on_message(note)
-            trainer = Trainer(
-                config,
-                self.maker,
-                display,
-                network=self.network,
-                callbacks=self.callbacks,
-                writers=self.writers,
-                meter=RunMeter(display.on_message, display.on_meter, trace=config.run.trace),
-            )
+            meter = RunMeter(display.on_message, display.on_meter, trace=config.run.trace)
+            trainer = self._trainer(config, display, meter=meter)
             try:
-                if config.run.init_from is not None and RunFolder(path).latest() is None:
-                    parts = trainer.algo, trainer.collector, trainer.env_spec
-                    warm_start(config, *parts, display.on_message)  # before there is a folder: it may not fit
-                made_with = provenance(choose_device(config.engine.device), self.cwd)
-                if is_new:
-                    folder = RunFolder.create(path, config, made_with)
-                else:
-                    folder = RunFolder.open(path)
-                    folder.lock()
-                    folder.provenance = made_with
+                folder = self._folder(trainer, path, display, is_new=is_new)
                 try:
                     trainer.train(folder)
                 except Exception:
@@ -407,13 +483,66 @@ class _Build:
                     raise
             finally:
                 trainer.close()
-        try:
-            write_report(path)
-        except OSError as error:  # the run itself is complete and saved
-            display.on_message(f"The report could not be written to {display_path(path)} ({error.strerror}).")
+        self._report(write_report, path, display)
         trained = TrainedRun(path, self.maker, self.network)
         trained.stopped_by = trainer.stopped_by
         return trained
+
+    @guarded_output()
+    def train_group(self, group: GroupFolder, configs: Sequence[Config], notes: Sequence[str]) -> TrainedGroup:
+        """Train the runs of a group, each in its own folder; TrainingError at the end if some of them failed."""
+        limit_threads()
+
+        def new_run(
+            config: Config, path: Path, display: ProgressDisplay, sharing: Sharing, interrupts: Interrupts
+        ) -> tuple[Trainer, RunFolder]:
+            trainer = self._trainer(config, display, sharing=sharing, interrupts=interrupts)
+            try:
+                is_new = not (path / "config.yaml").is_file()
+                return trainer, self._folder(trainer, path, display, is_new=is_new)
+            except BaseException:
+                trainer.close()
+                raise
+
+        with GroupDisplay([path.name for path in group.runs], quiet=self.quiet) as display:
+            for note in notes:
+                display.on_message(note)
+            result = train_group(group, configs, new_run, display)
+        for path in group.runs:
+            self._report(write_report, path, display)
+        self._report(partial(write_group_page, runs=group.runs), group.path, display)
+        if result.errors:
+            reasons = "\n".join(f"{name}: {error}" for name, error in result.errors.items())
+            raise TrainingError(
+                f"{len(result.errors)} of {len(group.runs)} runs in {display_path(group.path)} failed.\n{reasons}"
+            )
+        trained = TrainedGroup(group.path)
+        trained.stopped_by = result.stopped_by
+        return trained
+
+    def _trainer(self, config: Config, display: ProgressDisplay, **parts: Any) -> Trainer:
+        own: dict[str, Any] = {"network": self.network, "callbacks": self.callbacks, "writers": self.writers}
+        return Trainer(config, self.maker, display, **own, **parts)
+
+    def _folder(self, trainer: Trainer, path: Path, display: ProgressDisplay, *, is_new: bool) -> RunFolder:
+        """The folder of the run, locked; for a new run, only once its networks are known to fit."""
+        config = trainer.config
+        if config.run.init_from is not None and RunFolder(path).latest() is None:
+            parts = trainer.algo, trainer.collector, trainer.env_spec
+            warm_start(config, *parts, display.on_message)
+        made_with = provenance(choose_device(config.engine.device), self.cwd)
+        if is_new:
+            return RunFolder.create(path, config, made_with)
+        folder = RunFolder.open(path)
+        folder.lock()
+        folder.provenance = made_with
+        return folder
+
+    def _report(self, write: Callable[[Path], Path], path: Path, display: Display | GroupDisplay | _Quiet) -> None:
+        try:
+            write(path)
+        except OSError as error:  # the run itself is complete and saved
+            display.on_message(f"The report could not be written to {display_path(path)} ({error.strerror}).")
 
 
 def _print_message(text: str) -> None:

@@ -13,12 +13,12 @@ from unidle.cli.results import Signalled
 from unidle.cli.trust import is_trusted
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
-from unidle.config.files import load_yaml, run_config_file
+from unidle.config.files import GROUP_FILE, display_path, load_yaml, run_config_file
 from unidle.config.machine import gpu_name
 from unidle.errors import UsageError, explain_out_of_memory
 
 if TYPE_CHECKING:
-    from unidle.api import TrainedRun
+    from unidle.api import TrainedGroup, TrainedRun
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class _TrainFlags(JobFlags):
     """Run folder to resume from its latest checkpoint; auto: the run of this name if it exists, else a new one."""
     trust: bool = False
     """With --resume: trust a run that you did not create, and import the code named in its config."""
+    seeds: str | None = None
+    """Train one run per seed at the same time: how many (8), from --seed on, or which (1,2,5)."""
     quiet: bool = False
     """Show no progress, only warnings."""
     json: bool = False
@@ -47,8 +49,13 @@ def train_command(argv: list[str]) -> Result | Signalled:
         return _resume(argv)
     job = job_of(_TrainFlags, argv, "train")
 
-    from unidle.api import start
+    from unidle.api import start, start_group
 
+    if job.flags.seeds is not None:
+        if path:
+            raise UsageError("--seeds starts a new group of runs; resume one with --resume and its folder.")
+        group = start_group(job.config, job.flags.seeds, job.notes, job.maker, quiet=job.flags.quiet, cwd=job.cwd)
+        return _close_group(group, job.flags)
     resume: Literal["auto"] | None = "auto" if path else None
     trained = start(job.config, job.notes, job.maker, quiet=job.flags.quiet, cwd=job.cwd, resume=resume, keep=job.keep)
     return _close(trained, job.flags)
@@ -58,7 +65,8 @@ def _resume(argv: list[str]) -> Result | Signalled:
     argv, notes = replace_renamed_flags(argv)
     argv = normalise_flags(argv)
     path = Path(peek(argv, "--resume") or "")
-    before = load_yaml(run_config_file(path))
+    is_group = (path / GROUP_FILE).is_file()
+    before = load_yaml(run_config_file(_first_run(path) if is_group else path))
     if peek(argv, "--config") or peek(argv, "--preset"):
         raise UsageError("--resume uses the settings of the run; remove --config and --preset.")
     engine = peek(argv, "--engine")
@@ -80,10 +88,37 @@ def _resume(argv: list[str]) -> Result | Signalled:
         if name in changes:  # `resume` takes them only as Python objects
             raise UsageError(f"A resumed run keeps its {name}; remove --{name}, or start a new run.")
 
-    from unidle.api import resume
+    from unidle.api import resume, resume_group
 
+    if flags.seeds is not None:
+        raise UsageError("A group keeps its seeds; remove --seeds, or start a new group.")
+    if is_group:
+        return _close_group(resume_group(path, trust=flags.trust, quiet=flags.quiet, **changes), flags)
     trust = is_trusted(path, ["env", "wrappers", "network"], flags.trust)
     return _close(resume(path, trust=trust, quiet=flags.quiet, **changes), flags)
+
+
+def _first_run(group: Path) -> Path:
+    """The first run of a group that has a folder; all have the same recipe."""
+    found = sorted(file.parent for file in group.glob("seed-*/config.yaml"))
+    if not found:
+        raise UsageError(f"{display_path(group)} has no run to resume; start a new group.")
+    return found[0]
+
+
+def _close_group(trained: TrainedGroup, flags: _TrainFlags) -> Result | Signalled:
+    """Print the statistics over the runs, or return them for --json."""
+    result = trained.summary() if flags.json else None
+    if not flags.json and not flags.quiet:
+        from rich.console import Console
+
+        from unidle.groups.display import group_facts
+        from unidle.report.terminal.summary import print_facts
+
+        console = Console(highlight=False)
+        console.print()
+        print_facts(console, group_facts(trained.summary()) | {"report": display_path(trained.report)})
+    return result if trained.stopped_by is None else Signalled(result, trained.stopped_by)
 
 
 def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | Signalled:

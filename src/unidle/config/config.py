@@ -40,6 +40,10 @@ class Config:
             run=dataclasses.replace(self.run, **parts["run"]),
         )
 
+    def with_run(self, **values: Any) -> Config:
+        """A copy with these settings of the section `run` changed."""
+        return dataclasses.replace(self, run=dataclasses.replace(self.run, **values))
+
     def flat(self) -> dict[str, Any]:
         """All settings by their flat names."""
         return {f.name: getattr(part, f.name) for part in self._parts() for f in dataclasses.fields(part)}

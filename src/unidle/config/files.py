@@ -23,6 +23,8 @@ _MAX_VALUES = 100_000  # with every alias (*name) expanded
 
 _STARTED_IN = Path.cwd()
 
+GROUP_FILE = "group.yaml"  # in the folder of a group of runs
+
 
 def display_path(path: Path) -> str:
     """`path` relative to the folder in which this process started, or is now, if it is below it."""
@@ -121,7 +123,7 @@ def run_config_file(folder: Path) -> Path:
 
 def refuse_second_run(folder: Path) -> None:
     """UsageError if there is already a run in `folder`."""
-    if os.path.exists(folder / "config.yaml"):  # False if the path is too long
+    if any(os.path.exists(folder / name) for name in ("config.yaml", GROUP_FILE)):  # False if the path is too long
         shown = display_path(folder)
         raise UsageError(
             f"There is already a run in {shown}; resume it with --resume {shown}, or choose another --run-name."

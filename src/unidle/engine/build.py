@@ -26,6 +26,7 @@ from unidle.engine.env_notes import env_notes, require_episode_records
 from unidle.engine.learn.device_loop import DeviceLoop, can_capture_iteration
 from unidle.engine.memory_check import require_memory_for_networks, require_memory_for_rollouts
 from unidle.engine.placement import choose_device, choose_slices, choose_workers, set_numerics
+from unidle.engine.sharing import Sharing
 from unidle.envs.aio.pool import AsyncEnvs
 from unidle.envs.device.host_view import TensorEnvs
 from unidle.envs.import_name import callable_name, import_module
@@ -65,8 +66,9 @@ def build_parts(
     timeline: Timeline,
     say: Callable[[str], None],
     on_fault: Callable[..., None],
+    sharing: Sharing | None = None,
 ) -> RunParts:
-    """Probe the environment, then build the parts of a run."""
+    """Probe the environment, then build the parts of a run; `sharing`: with other runs in this process."""
     recipe, run, engine = config.recipe, config.run, config.engine
     device = choose_device(engine.device)
     precision = set_numerics(device, recipe)
@@ -118,11 +120,14 @@ def build_parts(
         if workers and (reason := _stays_here(maker, engine)):
             workers = 0
             say(reason)
+        if sharing is not None and engine.workers is None:
+            workers = sharing.share_of(workers)
         slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
-        envs = make_envs(maker, env_spec, recipe.n_envs, run.seed, workers, engine, slices=slices)
+        envs = make_envs(maker, env_spec, recipe.n_envs, run.seed, workers, engine, slices=slices, sharing=sharing)
         workers = envs.workers
         try:
-            collector = HostCollector(envs, policy, rollouts, run.seed, timeline, capture, on_fault)
+            inference = None if sharing is None else sharing.inference
+            collector = HostCollector(envs, policy, rollouts, run.seed, timeline, capture, on_fault, inference)
         except BaseException:
             envs.close()
             raise
@@ -148,6 +153,7 @@ def make_envs(
     engine: Engine,
     first_index: int = 0,
     slices: int = 1,
+    sharing: Sharing | None = None,
 ) -> HostEnvs:
     """Environments in this process, or in `workers` worker processes with `slices` slices each.
 
@@ -172,6 +178,9 @@ def make_envs(
         timeout = timeout and 3 * timeout  # each step has its own timeout, and handling one takes time too
     if workers == 0:
         return SerialEnvs(maker, env_spec, n_envs, seed, first_index, max_env_restarts=restarts)
+    # The workers of several runs are left to the scheduler. If the limit is a CPU quota, not a set of cores, other
+    # processes use these cores too.
+    uses_all_cores = sharing is None and workers >= len(os.sched_getaffinity(0)) - 1
     return ProcessPool(
         maker,
         env_spec,
@@ -182,8 +191,9 @@ def make_envs(
         slices,
         env_timeout=timeout,
         max_env_restarts=restarts,
-        # If the limit is a CPU quota, not a set of cores, other processes use these cores too.
-        pin_cores=workers >= len(os.sched_getaffinity(0)) - 1 if engine.pin_cores is None else engine.pin_cores,
+        pin_cores=uses_all_cores if engine.pin_cores is None else engine.pin_cores,
+        ready=None if sharing is None else sharing.ready,
+        pools=sharing.members if sharing else 1,
     )
 
 

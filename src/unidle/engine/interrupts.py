@@ -11,15 +11,20 @@ from unidle.signals import STOPPING, Handlers, handle, restore
 
 
 class Interrupts:
-    """Calls a function on the first signal that stops a run."""
+    """Calls the listeners on the first signal that stops a run, or a group of runs.
 
-    def __init__(self, first: Callable[[], None]) -> None:
-        self._first = first
-        self._replaced: Handlers | None = None
+    Handlers are installed while at least one `with` block is open; blocks may end in any order.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[], None]] = []
         self.received: int | None = None  # the first signal
+        self._replaced: Handlers | None = None
+        self._n_open = 0  # `with` blocks
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+        self._n_open += 1
+        if self._n_open == 1 and threading.current_thread() is threading.main_thread():
             self._replaced = handle([number for number in STOPPING if _is_ours(number)], self._handle)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
@@ -30,11 +35,14 @@ class Interrupts:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self.received is None:
             self.received = number
-            self._first()
+            for listener in self.listeners:
+                listener()
 
     def __exit__(self, *_: object) -> None:
-        if self._replaced is not None:
+        self._n_open -= 1
+        if self._n_open == 0 and self._replaced is not None:
             restore(self._replaced)
+            self._replaced = None
 
 
 def _is_ours(number: int) -> bool:

@@ -32,6 +32,7 @@ from unidle.engine.overlap import ENV_FAILURES, Overlap
 from unidle.engine.progress import Progress
 from unidle.engine.run_facts import run_facts, start_notes
 from unidle.engine.run_log import open_log, open_monitor
+from unidle.engine.sharing import Sharing
 from unidle.engine.turns import Turns
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import Fault
@@ -58,16 +59,20 @@ class Trainer:
         callbacks: Callbacks = _NO_CALLBACKS,
         writers: Sequence[MetricWriter] = (),
         meter: TimeMeter | None = None,
+        sharing: Sharing | None = None,
+        interrupts: Interrupts | None = None,
     ) -> None:
+        """`sharing` and `interrupts` are those of a group of runs in this process, if it is part of one."""
         self.config, self._display, self._meter, self._writers = config, display, meter, writers
         self._is_async = maker.kind == "async"
         self._callbacks = callbacks
         self._timeline = Timeline()
-        self._parts = build_parts(config, maker, network, self._timeline, display.on_message, self._on_fault)
+        self._parts = build_parts(config, maker, network, self._timeline, display.on_message, self._on_fault, sharing)
         self.env_spec, self.algo, self.collector = self._parts.env_spec, self._parts.algo, self._parts.collector
         self._learner = Learner(self.algo, self._timeline)
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
-        self._stopping, self._interrupts = False, Interrupts(self._interrupt)
+        self._stopping, self._interrupts = False, interrupts or Interrupts()
+        self._interrupts.listeners.append(self._interrupt)
         self.progress, self._clock = Progress(), RunClock(self._timeline)
         try:
             kernels = kernels_on(self._parts.capture.device)
@@ -313,6 +318,11 @@ class Trainer:
         self._display.on_message(fault.text)
 
     # -- stopping and saving -------------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> int:
+        """Worker processes that step its environments."""
+        return self._parts.workers
 
     @property
     def stopped_by(self) -> int | None:

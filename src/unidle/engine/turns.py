@@ -2,7 +2,7 @@
 
 It yields before it waits for environments or for the GPU, and between parts of its work. The yielded value tells when
 it can continue without waiting; the code after the yield waits in any case. So a single run is `run_to_end`, which
-ignores what is yielded, and several runs take turns: whichever can continue does (engine/group/scheduler.py).
+ignores what is yielded, and several runs take turns: whichever can continue does (groups/scheduler.py).
 """
 
 from __future__ import annotations

@@ -14,11 +14,14 @@ from unidle.errors import UsageError
 _MAX_NAME_BYTES = 255  # of a folder, on common file systems
 
 
-def new_path(config: Config, cwd: Path) -> Path:
-    """The folder for a new run, as an absolute path: with the user's name, or with the next free one."""
+def new_path(config: Config, cwd: Path, last: str | None = None) -> Path:
+    """The folder for a new run, as an absolute path: with the user's name, or with the next free one.
+
+    `last` replaces the seed at the end of the default name, for a group of runs.
+    """
     parent = cwd / config.run.runs_dir
     if config.run.run_name is None:
-        return RunFolder.reserve(parent, _default_name(config))
+        return RunFolder.reserve(parent, _default_name(config, last))
     path = parent / _checked(config.run.run_name)
     refuse_second_run(path)
     return path
@@ -50,7 +53,8 @@ def _checked(name: str) -> str:
     return name
 
 
-def _default_name(config: Config) -> str:
+def _default_name(config: Config, last: str | None = None) -> str:
     run = config.run
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{run.env}-{config.recipe.algo}-{run.preset}-seed{run.seed}").strip("-")
+    name = f"{run.env}-{config.recipe.algo}-{run.preset}-{last or f'seed{run.seed}'}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
     return name[-_MAX_NAME_BYTES // 2 :]

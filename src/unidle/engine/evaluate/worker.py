@@ -84,6 +84,11 @@ class EvaluationJob:
     episodes: int  # of the whole evaluation
     first_index: int = FIRST_EVALUATION_ENV
 
+    @property
+    def descriptors(self) -> list[int]:
+        """What its process inherits."""
+        return [self.memory]
+
 
 class Evaluator:
     """Some environments of an evaluation, and a policy that acts in them."""

@@ -42,6 +42,7 @@ from unidle.envs.faults import Fault, FaultCounter
 from unidle.envs.make import EnvMaker
 from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool import worker_process as process
+from unidle.envs.pool.signals import SharedDoorbell
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.pool.worker import DONE, DONE_WITH_FAULTS, FAILED, IDLE, SPIN_SECONDS, STEP, WorkerJob, WorkerSignals
 from unidle.envs.pool.worker_process import WorkerError, WorkerProcess
@@ -73,10 +74,13 @@ class ProcessPool:
         env_timeout: float | None = None,
         max_env_restarts: int = 10,
         pin_cores: bool = False,
+        ready: SharedDoorbell | None = None,
+        pools: int = 1,
     ) -> None:
         """Start `workers` processes with `slices` slices each, or fewer if there are not enough environments.
 
-        A worker that spends more than `env_timeout` seconds on one slice, reset or replayed step is killed.
+        A worker that spends more than `env_timeout` seconds on one slice, reset or replayed step is killed. If several
+        `pools` are served by this process in turns, their workers ring the same doorbell, `ready`.
         """
         self.env_spec, self.n_envs = env_spec, n_envs
         self.workers = min(workers, n_envs)
@@ -89,7 +93,7 @@ class ProcessPool:
         self._timeout = math.inf if env_timeout is None else env_timeout
         self._is_async = maker.kind == "async"
         # Trainer and workers have to share cores; other programs on these cores are not counted.
-        self.yields_core = self.workers >= available_cores()
+        self.yields_core = self.workers * pools >= available_cores()
         self._fault_counter = FaultCounter(n_envs, first_index, max_env_restarts)
         self._fallback_obs: np.ndarray | None = None  # shown for an environment that could not be reset
         self._next_check = 0.0
@@ -106,6 +110,8 @@ class ProcessPool:
         memory = map_memory(self._descriptor)
         self.block = SharedBlock(env_spec, n_envs, memory)
         self._signals = WorkerSignals.over(memory, start, len(self.bounds), self.workers, initialise=True)
+        if ready is not None:
+            self._signals.ready = ready
         self._processes: list[WorkerProcess] = []
         self._cores = _cores_for(self.workers) if pin_cores else []
         self._next_rotation = 0.0 if pin_cores else math.inf
@@ -123,6 +129,7 @@ class ProcessPool:
                     seed=seed,
                     first_index=first_index,
                     yields_core=self.yields_core,
+                    ready=None if ready is None else ready.descriptor,
                 )
                 env_ids = job.env_ids
                 self._processes.append(WorkerProcess(job, self.block.heartbeats[env_ids.start : env_ids.stop]))

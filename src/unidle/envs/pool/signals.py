@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from unidle.envs.shared_block import map_memory, shared_memory
+
 SEMAPHORE_BYTES = 64  # sem_t is 32; one cache line each avoids false sharing
 _ASLEEP = 32  # offset in the cache line of the flag that the waiter sleeps
 
@@ -105,6 +107,18 @@ class Doorbell:
         if not has_changed():
             self._semaphore.wait(seconds)
         self._memory[self._asleep] = 0
+
+
+class SharedDoorbell(Doorbell):
+    """A doorbell in memory of its own, which several pools ring, so that one process can wait for all of them."""
+
+    def __init__(self) -> None:
+        self.descriptor = shared_memory(SEMAPHORE_BYTES)  # for the processes that ring
+        super().__init__(map_memory(self.descriptor), 0, initialise=True)
+
+    def close(self) -> None:
+        """Close the descriptor; processes that have mapped the memory keep it."""
+        os.close(self.descriptor)
 
 
 _LOCK = threading.Lock()

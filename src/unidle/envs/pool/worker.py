@@ -89,6 +89,12 @@ class WorkerJob:
     seed: int
     first_index: int
     yields_core: bool  # while it waits for work, because it shares its core
+    ready: int | None = None  # descriptor of a doorbell to ring instead of the pool's own
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What its process inherits."""
+        return [self.memory] if self.ready is None else [self.memory, self.ready]
 
     @property
     def env_ids(self) -> range:
@@ -131,6 +137,8 @@ class Worker:
         block = SharedBlock(env_spec, job.n_envs, memory)
         start = SharedBlock.nbytes(env_spec, job.n_envs)
         signals = WorkerSignals.over(memory, start, len(job.bounds), job.workers, initialise=False)
+        if job.ready is not None:
+            signals.ready = Doorbell(map_memory(job.ready), 0, initialise=False)
         self._pipe, self._number, self._signals, self._block = pipe, job.worker, signals, block
         self._yields_core = job.yields_core
         self._spin_seconds = _SHARING_SPIN_SECONDS if job.yields_core else SPIN_SECONDS

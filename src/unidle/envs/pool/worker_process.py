@@ -33,8 +33,11 @@ class WorkerError(TrainingError):
 class JobLike(Protocol):
     """What `WorkerProcess` needs of a job."""
 
-    memory: int  # descriptor of the shared memory
     first_index: int
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What its process inherits."""
 
     @property
     def env_ids(self) -> range:
@@ -73,7 +76,7 @@ class WorkerProcess(Generic[JobKind]):
                     self._process = subprocess.Popen(
                         # -P: do not search the current folder, where a user's queue.py would shadow Python's.
                         [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), self._label],
-                        pass_fds=(theirs.fileno(), self.job.memory),
+                        pass_fds=(theirs.fileno(), *self.job.descriptors),
                         stdin=subprocess.DEVNULL,
                         stdout=2,  # stdout is for results; what environments print goes to stderr
                         env=self._environment,
