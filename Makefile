@@ -7,7 +7,7 @@ LOCKS := requirements-dev.lock requirements-cuda.lock
 INSTALL = $(BIN)/pip install --quiet --require-hashes --only-binary :all: --no-deps --requirement
 NEEDS_CUDA = $(BIN)/python -c 'from importlib.metadata import requires; exit("nvidia" not in str(requires("torch")))'
 
-.PHONY: setup demo test lint format lock
+.PHONY: setup demo test lint format figures lock
 
 setup: $(VENV)/installed
 
@@ -47,6 +47,10 @@ lint: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# After a benchmark: the tables and figures of README.md and docs/ from benchmarks/results/.
+figures: setup
+	$(BIN)/python tools/figures.py
 
 lock: setup
 	$(BIN)/python tools/lock.py $(UPGRADE)

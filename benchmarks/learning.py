@@ -216,7 +216,6 @@ def main() -> None:
     sides = {"unidle": train_unidle, "sb3": train_sb3}
     earlier = arguments.out / "learning.json"
     result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
-    result["machine"] = provenance("stable-baselines3")
     with new_pool(arguments.jobs) as pool:
         for task in arguments.envs:
             row = result["tasks"].get(task, {})
@@ -234,6 +233,8 @@ def main() -> None:
                 row[side][seed] = future.result()
                 print(f"{task} {side} seed {seed}: {row[side][seed]:.1f}", file=sys.stderr, flush=True)
                 save("learning", result, arguments.out)  # after each run: all of them take hours
+            if futures:
+                row["machine"] = provenance("stable-baselines3")  # a task without new runs keeps its own
             row |= compare(list(row["unidle"].values()), list(row["sb3"].values()), random_policy(task.split()[0]))
             save("learning", result, arguments.out)
     print_table(result)

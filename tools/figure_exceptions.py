@@ -1,0 +1,102 @@
+"""Numbers in README.md and docs/ that look measured and are not: settings, limits, definitions, papers' results."""
+
+# By page; the words are looked for as they are.
+CONSTANTS: dict[str, tuple[str, ...]] = {
+    "README.md": (
+        "Python 3.11 to 3.13",
+        "mean return of 490",
+        "at least 2.5 seconds after warm-up",
+        "1024 × 32",
+        "The time to 475",
+        "the lower 95 % bound",
+        "above −5 % of",
+        "(actor 256,256,",
+        "(actor width 400, critic width 1024)",
+        "that takes 20 million steps",
+        "with 95 % confidence",
+        "summing to 100 %",
+    ),
+    "docs/dashboard.md": ("sums to 100 %",),
+    "docs/device-adapters.md": ("`episode_length` (1000)",),
+    "docs/device-environments.md": (
+        "the latest 100.",
+        "80 × `n_steps` + 250 × (minibatches per iteration) is at most 20,000",
+        "too short to measure with 4,096",
+        "100 times the log return",
+    ),
+    "docs/diagnose.md": ("sums to 100 %", "3 % overhead", "30 % more or less time", "observations of 4 MB"),
+    "docs/environments.md": ("250 of them again",),
+    "docs/evaluation.md": (
+        "more than 100",
+        "not before 1,000",
+        "max_episode_steps: 200",
+        "≤ 0.1",
+        "features sum to 0.99",
+        "more than 30 % of the critic",
+    ),
+    "docs/exactness.md": ("1.5 × `target_kl`",),
+    "docs/faults.md": ("(300 seconds;", "start at 1,048,576"),
+    "docs/io-bound.md": (
+        "up to about 32 MB per topic",
+        "50 ms of latency and pages of 30 KB",
+        "iterations have 2,048,",
+    ),
+    "docs/meter.md": (
+        "power is 125, 764 and 315 watts",
+        "0.1 seconds by default",
+        "between 0 and 100",
+        "*GPU busy 35 % (15 % at 125 W in rollouts, 95 % at 208 W in learning); idle: environment 41 %, "
+        "inference 12 %, …, unattributed 1 %*",
+        "sum to 100 %",
+        "below 0.2 % of the time",
+        "for 0.2 s from time to time",
+        "begin 2.5 s after",
+        "shorter than 0.2 ms",
+        "busy for 90 % of the remaining time",
+        "is set to 0.2 ms",
+        "much shorter than 0.1 s",
+    ),
+    "docs/networks.md": ("default 0.01", "from 0 to 255"),
+    "docs/off-policy.md": (
+        "two hidden layers of 400 and 300, a learning rate of 0.001",
+        "2 × `--action-limit`",
+        "(512 over ten tasks:",
+        "for each task 128 transitions",
+        "a warm-up of 40,000 and one update per 10 steps (MT50: 200,000,",
+        "±5,000",
+        "γ 0.99",
+        "τ 0.005",
+        "of the 20 million in `mt10-paper-1024`, 480 in",
+        "at 2 million steps",
+        "an actor of 256,256",
+    ),
+    "docs/overlap.md": (
+        "one seed, 30 seconds of training",
+        "`gae_lambda` of 0.8 instead of 0.95; with 0.8,",
+        "decided to run 100",
+    ),
+    "docs/recipe-and-engine.md": ("more than 128 network outputs",),
+    "docs/spaces.md": ("divided by 255", "more than 4,096 categories", "1,000,000"),
+    "docs/troubleshooting.md": ("by 25 to 50 %",),
+    "docs/tune.md": (
+        "below 40 seconds",
+        "a bonus of 1.2",
+        "the 95 % confidence interval",
+        "ratio below 0.8",
+        "gets 75 seconds to start",
+        "(default 120s, at least 30s; write it as 120s, 5m or 1h)",
+    ),
+}
+# By their header.
+OTHER_TABLES = frozenset(
+    {
+        "| | file | what happens |",
+        "| setting | default | meaning |",
+        "| env_kwargs | default | meaning |",
+        "| exit code | meaning |",
+        "| level | map | scouts, carriers, relays | survivors | battery | fog | comms range | steps |",
+        "| preset | envs × steps | batch size | epochs | network | recommended cores |",
+        "| preset | steps | environments | batch | replay buffer | actor | critics | episodes per evaluation |",
+        "| reading | meaning | update rate |",
+    }
+)

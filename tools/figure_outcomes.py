@@ -1,0 +1,204 @@
+"""Tables of what runs reach: returns, success, survival. Each function writes the block of its name."""
+
+from __future__ import annotations
+
+from statistics import mean, median
+from typing import Any
+
+from figure_values import number, results, rows, source, sourced, table
+
+
+def verdict(task: dict[str, Any]) -> str:
+    """By the rule in README; a bound within 1 % of what is allowed may be chance."""
+    if abs(task["lower_95"] - task["margin"]) < 0.01 * abs(task["margin"]):
+        return "borderline"
+    return "no worse" if task["no_worse"] else "not shown"
+
+
+@table
+def learning() -> str:
+    """PPO's returns against SB3's."""
+    return against_sb3("learning", "PPO: return")
+
+
+@table
+def off_policy_learning() -> str:
+    """Returns of SAC, TD3 and DQN against SB3's."""
+    return against_sb3("off_policy_learning", "return")
+
+
+def against_sb3(benchmark: str, head: str) -> str:
+    """A row for each task whose seeds are all done."""
+    words = {"sac": "SAC", "td3": "TD3", "dqn": "DQN", "gsde": "gSDE", "prioritised": "`--per`"}
+    result = results(benchmark)
+    judged = {name: task for name, task in result["tasks"].items() if "no_worse" in task}
+    # A task without a machine was measured by the run that the file began with.
+    machines = {name: task.get("machine") or result["machine"] for name, task in judged.items()}
+    return sourced(
+        rows(
+            [head, "steps", "seeds", "unidle", "SB3", "lower bound of the difference", "allowed", "", "measured"],
+            *(
+                [
+                    ", ".join(words.get(word, word) for word in name.split()),
+                    number(task["timesteps"]),
+                    number(len(task["unidle"])),
+                    *(number(task[key], 1) for key in ("unidle_iqm", "sb3_iqm", "lower_95", "margin")),
+                    verdict(task),
+                    machines[name]["date"],
+                ]
+                for name, task in judged.items()
+            ),
+        ),
+        source(f"{benchmark}.py", benchmark, machines),
+    )
+
+
+@table
+def overlap_returns() -> str:
+    """Returns with strict overlap and without."""
+    names = {
+        "HalfCheetah-v5 beast": "HalfCheetah-v5, `beast`",
+        "HalfCheetah-v5 beast 1024x32": "HalfCheetah-v5, `beast` as 1024 × 32",
+        "HalfCheetah-v5 beast, lambda 0.8": "HalfCheetah-v5, `beast` with `--gae-lambda 0.8`",
+    }
+    return sourced(
+        rows(
+            ["", "steps", "seeds", "strict", "off", ""],
+            *(
+                [
+                    names.get(name, name),
+                    number(task["settings"]["timesteps"]),
+                    number(len(task["strict"])),
+                    number(task["strict_iqm"], 1),
+                    number(task["off_iqm"], 1),
+                    verdict(task),
+                ]
+                for name, task in results("overlap")["tasks"].items()
+            ),
+        ),
+        source("overlap.py", "overlap"),
+    )
+
+
+def success_at(run: dict[str, Any], steps: int) -> float:
+    """The success rate of the evaluation at this step."""
+    [success] = [one["eval/success"] for one in run["evaluations"] if one["step"] == steps]
+    return float(success)
+
+
+@table
+def mt10_success() -> str:
+    """Success on MT10 after 2 million steps."""
+    presets = results("metaworld_training")["learning"]
+    paper = results("metaworld_training")["paper"]["2000000"]
+    body, successes = [], []
+    for preset, seeds in presets.items():
+        for i, (seed, run) in enumerate(seeds.items()):
+            success = success_at(run, 2_000_000)
+            body.append(
+                [
+                    "" if i else f"`{preset}`",
+                    seed,
+                    # Without --n-envs a preset has its own number.
+                    number(run["n_envs"] or 32),
+                    f"{number(success, 3)}",
+                    number(run["evaluations"][-1]["eval/episodes"]),
+                    "two runs at once" if run["at_once"] > 1 else number(run["steps_per_second"]),
+                ]
+            )
+            if preset == "mt10-paper-1024":
+                successes.append(success)
+        if preset == "mt10-paper-1024":
+            body.append(["", "mean", "", f"**{number(mean(successes), 3)}**", "", ""])
+            body.append(["the paper (inter-quartile mean)", "", "10", number(paper, 2), "", ""])
+    return sourced(
+        rows(
+            [
+                "preset",
+                "seed",
+                "environments",
+                "success after 2 million steps",
+                "evaluation episodes",
+                "training steps/s, with asynchronous evaluations",
+            ],
+            *body,
+        ),
+        source("metaworld_training.py", "metaworld_training"),
+    )
+
+
+@table
+def site_explore() -> str:
+    """What PPO and crawlers find on unseen sites."""
+    found, advantage = (
+        results("site_explore_learning")["relevant_per_request"],
+        results("site_explore_learning")["ppo_times"],
+    )
+    names = {
+        "PPO": "PPO",
+        "breadth-first": "breadth-first",
+        "random": "random",
+        "random candidate": "random among the 16",
+        "best candidate": "best-ranked of the 16",
+    }
+    return sourced(
+        rows(
+            ["", "relevant pages per request: median", "min", "max", "PPO's advantage: median", "min"],
+            *(
+                [
+                    name,
+                    *(number(of(found[key]), 3) for of in (median, min, max)),
+                    *(f"{number(of(advantage[key]), 1)} ×" if key in advantage else "" for of in (median, min)),
+                ]
+                for key, name in names.items()
+            ),
+        ),
+        source("site_explore_learning.py", "site_explore_learning"),
+    )
+
+
+@table
+def disturbed_runs() -> str:
+    """The fault trial by kind of disturbance."""
+    batches = results("fault_trial")["batches"]
+    disks = ("full", "small", "read-only", "limit", "KB")
+
+    def tries(part: str) -> list[str]:
+        found = [batch for batch in batches if batch["part"] == part]
+        return [number(sum(batch[count] for batch in found)) for count in ("tries", "held")]
+
+    runs = [batch for batch in batches if batch["part"] == "runs"]
+    on_disks = sum(n for run in runs for what, n in run["what"].items() if any(word in what for word in disks))
+    failed_on_disks = sum(any(word in failure["what"] for word in disks) for run in runs for failure in run["failures"])
+    all_runs = sum(run["tries"] for run in runs)
+    failed = sum(len(run["failures"]) for run in runs)
+    return sourced(
+        rows(
+            ["what", "tries", "held"],
+            [
+                "signals (INT, TERM, HUP, USR1, KILL, STOP) to the trainer, its process group, a worker or an "
+                "evaluator, at start-up, during training, during a checkpoint and at the end; half of the runs "
+                "wrote to a killed `tee`, to `head`, to a closed descriptor or to a full disk, and half had "
+                "environments that fork, start programs, leave children behind or install signal handlers",
+                number(all_runs - on_disks),
+                number(all_runs - on_disks - (failed - failed_on_disks)),
+            ],
+            [
+                "disks: too small, full or read-only from some moment on, a limit on file sizes, a full, read-only "
+                "or 4 KB `/dev/shm`, a full `TMPDIR`",
+                number(on_disks),
+                number(on_disks - failed_on_disks),
+            ],
+            [
+                "checkpoints: flipped bits, cut ends, swapped blocks, zeroed ranges, pieces of other checkpoints, "
+                "edited headers",
+                *tries("checkpoints"),
+            ],
+            [
+                "config files, engine files and the JSON lines of a run: flipped bytes, other values, nesting, huge "
+                "numbers, invalid UTF-8, lost lines, aliases",
+                *tries("texts"),
+            ],
+        ),
+        source("fault_trial.py", "fault_trial"),
+    )

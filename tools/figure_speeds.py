@@ -1,0 +1,303 @@
+"""Tables of speed: steps per second, milliseconds, how busy the GPU is. Each function writes the block of its name."""
+
+from __future__ import annotations
+
+from figure_values import number, percent, rates, results, rows, source, sourced, table, times
+
+
+@table
+def speed_on_a_gpu() -> str:
+    """HalfCheetah and crawling against SB3, and how busy the GPU is."""
+    cheetah, crawling = results("cpu_bound")["settings"], results("io_bound_gpu")["sides"]
+    sb3 = {preset: cheetah[preset]["sb3"] for preset in ("fast", "heavy", "beast")}
+
+    def cell(side: dict[str, float]) -> str:
+        return f"{number(side['steps_per_second'])} ({percent(side['profiled_gpu_overall'])})"
+
+    def ratio(side: dict[str, float], baseline: dict[str, float]) -> float:
+        return side["steps_per_second"] / baseline["steps_per_second"]
+
+    def compared(name: str, side: dict[str, float], baseline: dict[str, float]) -> list[str]:
+        return [name, cell(side), cell(baseline), times(ratio(side, baseline))]
+
+    beast, wide = cheetah["beast"], cheetah["wide"]["strict"]
+    pages = compared(
+        "Crawling a website with 50 ms latency: 2,048 concurrent episodes against 32 processes, network and epochs of "
+        "`max-gpu`",
+        crawling["unidle 2048"],
+        crawling["sb3 32"],
+    )
+    pages[-1] = f"[{pages[-1]}](docs/io-bound.md#pages-are-read-once)"
+    return sourced(
+        rows(
+            ["training steps/s (GPU busy)", "unidle", "Stable-Baselines3", ""],
+            compared("HalfCheetah-v5, preset `fast`", cheetah["fast"]["off"], sb3["fast"]),
+            compared("HalfCheetah-v5, preset `heavy`", cheetah["heavy"]["off"], sb3["heavy"]),
+            compared(
+                "HalfCheetah-v5, preset `beast` (`--overlap strict`, its default on a GPU)",
+                beast["strict"],
+                sb3["beast"],
+            ),
+            ["the same with `--overlap off`", cell(beast["off"]), "", times(ratio(beast["off"], sb3["beast"]))],
+            [
+                "`beast` with 1024 × 32 steps instead of 64 × 512 (a different recipe)",
+                cell(wide),
+                "",
+                f"{number(ratio(wide, sb3['beast']), 1)} times SB3's `beast`",
+            ],
+            pages,
+        ),
+        source("cpu_bound.py", "cpu_bound", results("cpu_bound")["machines"]),
+        source("io_bound_gpu.py", "io_bound_gpu"),
+    )
+
+
+@table
+def speed_on_two_cores() -> str:
+    """HalfCheetah and CartPole against SB3 without a GPU."""
+    trained, seconds = results("two_cores")["training"], results("time_to_score")["sides"]
+    ours, strict, sb3 = (trained[side]["steps_per_second"] for side in ("unidle", "unidle strict", "sb3 dummy"))
+    first, last = (seconds[side]["median_seconds"] for side in ("unidle", "sb3"))
+    n = len(seconds["unidle"]["seconds"])
+    return sourced(
+        rows(
+            ["two cores without a GPU", "unidle", "Stable-Baselines3", ""],
+            [
+                "HalfCheetah-v5, preset `classic`, 8 environments: training steps/s",
+                number(ours),
+                number(sb3),
+                times(ours / sb3),
+            ],
+            ["the same with `--overlap strict`", number(strict), "", times(strict / sb3)],
+            [
+                f"CartPole-v1: seconds from the command to a mean return of 475, median of {n} seeds",
+                number(first, 1),
+                number(last, 1),
+                times(last / first),
+            ],
+        ),
+        source("two_cores.py", "two_cores", results("two_cores")["machine"]),
+        source("time_to_score.py", "time_to_score"),
+    )
+
+
+@table
+def cartpole_on_a_gpu() -> str:
+    """CartPole on the device against JAX and RSL-RL."""
+    sizes = results("gpu_resident")["n_envs"]
+    jax = sizes["4096"]["jax"][0]["jax"].rpartition(".")[0]
+
+    def side(name: str, key: str, slower: bool = True) -> list[str]:
+        cells = []
+        for size in sizes.values():
+            rate = rates(size[key])
+            ratio = rates(size["unidle"]) / rate
+            cells.append(
+                f"{number(rate / 1e6, 1)} M"
+                + (f", {number(ratio, 1 if ratio < 10 else 0)} times slower" if slower else "")
+            )
+        return [name, *cells]
+
+    return sourced(
+        rows(
+            [
+                "CartPole on the GPU, 32 steps × 4 epochs × 4 minibatches, 64,64 tanh: training steps/s",
+                *(f"{int(size):,} environments" for size in sizes),
+            ],
+            side("unidle", "unidle", slower=False),
+            side("unidle, `--precision bf16`", "unidle-bf16", slower=False),
+            side(f"PureJaxRL-style JAX: the whole run in one `jit`, JAX {jax}, gymnax", "jax"),
+            side(f"RSL-RL {sizes['4096']['rsl-rl'][0]['rsl-rl-lib']}, its own settings", "rsl-rl"),
+        ),
+        source("gpu_resident.py", "gpu_resident"),
+    )
+
+
+@table
+def parts_of_an_iteration() -> str:
+    """Where an iteration of CartPole on the device spends its time."""
+    sizes = results("gpu_resident")["n_envs"]
+    names = {name: name for name in ("rollout", "values and advantages", "shuffles", "learning")}
+
+    def cells(part: str) -> list[str]:
+        found = [size["parts"][part] for size in sizes.values()]
+        return [text for it in found for text in (number(it["ms"], 2), number(it["least_ms"], 3))]
+
+    return sourced(
+        rows(
+            [
+                "milliseconds",
+                *(text for size in sizes for text in (f"{int(size):,} environments", "lower bound")),
+            ],
+            *([name, *cells(part)] for name, part in (names | {"whole iteration": "iteration"}).items()),
+        ),
+        source("gpu_resident.py", "gpu_resident"),
+    )
+
+
+@table
+def overlap_speed() -> str:
+    """HalfCheetah with strict overlap, without, and with SB3."""
+    settings = results("cpu_bound")["settings"]
+    names = {
+        "fast": ("preset `fast`", "16 × 256"),
+        "heavy": ("preset `heavy`", "32 × 256"),
+        "old": ("256,256, 10 epochs of batches of 516 (SB3: 512)", "48 × 43"),
+        "beast": ("preset `beast`", "64 × 512"),
+        "wide": ("`beast` with `--n-envs 1024 --n-steps 32`, another recipe", "1024 × 32"),
+    }
+    return sourced(
+        rows(
+            ["training steps/s", "environments × steps", "off", "strict", "SB3"],
+            *(
+                [
+                    *name,
+                    *(
+                        number(settings[key][side]["steps_per_second"]) if side in settings[key] else ""
+                        for side in ("off", "strict", "sb3")
+                    ),
+                ]
+                for key, name in names.items()
+            ),
+        ),
+        source("cpu_bound.py", "cpu_bound", results("cpu_bound")["machines"]),
+    )
+
+
+@table
+def mt10_speed() -> str:
+    """MT10 by number of environments, without evaluations."""
+    speeds = results("metaworld_training")["speed"]
+    return sourced(
+        rows(
+            ["environments", "steps/s", "hours for 20 million steps at that rate", "GPU busy", "GPU memory"],
+            *(
+                [
+                    n_envs,
+                    number(speed["steps_per_second"]),
+                    number(speed["hours_for_20m"], 2),
+                    percent(speed["gpu_active"]),
+                    f"{number(speed['gpu_memory_mib'] / 1024, 1)} GiB",
+                ]
+                for n_envs, speed in sorted(speeds.items(), key=lambda item: int(item[0]))
+            ),
+        ),
+        source("metaworld_training.py", "metaworld_training"),
+    )
+
+
+@table
+def crawling_on_two_cores() -> str:
+    """Stepping the crawler against SB3."""
+    sides = results("io_bound")["sides"]
+    sb3 = sides["sb3"]
+    names = {
+        "one loop": "one event loop",
+        "a loop per core": "one loop per core",
+        "one loop, no cache": "one event loop, no cache",
+        "a loop per core, no cache": "one loop per core, no cache",
+        "sb3": "SB3, 32 processes, `requests` and BeautifulSoup",
+    }
+    return sourced(
+        rows(
+            ["256 episodes", "steps/s", "against SB3", "CPU time per step", "additional memory", "of SB3's"],
+            *(
+                [
+                    name,
+                    number(sides[key]["steps_per_second"]),
+                    f"{number(sides[key]['steps_per_second'] / sb3['steps_per_second'], 1)} ×",
+                    f"{number(sides[key]['cpu_ms_per_step'], 2)} ms",
+                    f"{number(sides[key]['added_mib'])} MiB",
+                    percent(sides[key]["added_mib"] / sb3["added_mib"]),
+                ]
+                for key, name in names.items()
+            ),
+        ),
+        source("io_bound.py", "io_bound"),
+    )
+
+
+@table
+def crawling_on_a_gpu() -> str:
+    """Training on the crawler against SB3."""
+    sides = results("io_bound_gpu")["sides"]
+    sb3 = sides["sb3 32"]["steps_per_second"]
+    names = {"sb3 32": "SB3, 32 processes", "unidle 512": "512 episodes", "unidle 2048": "2,048 episodes"}
+    return sourced(
+        rows(
+            [
+                "",
+                "training steps/s",
+                "against SB3",
+                "GPU busy",
+                "power",
+                "memory of all environments",
+                "cores used by trainer, environments",
+            ],
+            *(
+                [
+                    name,
+                    number(side["steps_per_second"]),
+                    f"{number(side['steps_per_second'] / sb3, 1)} ×",
+                    percent(side["profiled_gpu_overall"]),
+                    f"{number(side['watts'])} W",
+                    f"{number(side['pool_mib'])} MiB",
+                    f"{number(side['trainer_cores'], 1)}, {number(side['pool_cores'], 1)}",
+                ]
+                for name, side in ((name, sides[key]) for key, name in names.items())
+            ),
+        ),
+        source("io_bound_gpu.py", "io_bound_gpu"),
+    )
+
+
+@table
+def predictions_on_a_gpu() -> str:
+    """Predictions of `unidle diagnose`, and what was measured."""
+    names = {
+        "beast, one worker": "HalfCheetah-v5, `beast`, one worker",
+        "beast, graphs off": "`beast`, graphs off",
+        "heavy, four workers": "`heavy`, four workers",
+        "sac, one worker": "`sac`, 16 environments, one worker",
+        "sac, graphs off": "`sac`, 16 environments, graphs off",
+        "TF32 off": "fp32 without TF32",
+        "tiny minibatches": "minibatches of 4",
+        "burning, one worker": "steps that compute 4 ms, one worker",
+    }
+    jobs = results("predictions_gpu")["jobs"]
+    return sourced(
+        rows(
+            ["job", "advice", "predicted", "measured", "interval"],
+            *(
+                [
+                    name,
+                    f"`{jobs[key]['flags']}`",
+                    f"{number(jobs[key]['predicted'], 2)} ×",
+                    f"{number(jobs[key]['measured']['mean'], 2)} ×",
+                    f"{number(jobs[key]['measured']['low'], 1)} … {number(jobs[key]['measured']['high'], 1)}",
+                ]
+                for key, name in names.items()
+            ),
+        ),
+        source("predictions.py", "predictions_gpu"),
+    )
+
+
+@table
+def gpu_busy_by_meter() -> str:
+    """The meter against the profiler."""
+    names = {
+        "beast 1024x32 strict": "HalfCheetah-v5, `beast` as 1024 × 32, `--overlap strict`",
+        "heavy strict": "`heavy`, `--overlap strict`",
+        "beast off": "`beast`, `--overlap off`",
+        "sac": "`sac`, 32 environments",
+        "device": "CartPole on the GPU, 4,096 environments",
+    }
+    jobs = results("meter")["agreement"]
+    return sourced(
+        rows(
+            ["job", "by the meter", "by the profiler"],
+            *([name, percent(jobs[key]["meter"], 1), percent(jobs[key]["profiler"], 1)] for key, name in names.items()),
+        ),
+        source("meter.py", "meter"),
+    )
