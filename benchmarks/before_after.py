@@ -66,7 +66,7 @@ def main() -> None:
     path = arguments.out / "before_after.json"
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for job in arguments.jobs:
-        result.setdefault(job, {"rates": {}})["machine"] = provenance()
+        rows = result.setdefault(job, {"rates": {}})["rates"]
         for name, command in JOBS[job].items():
             if arguments.only not in name:
                 continue
@@ -75,7 +75,7 @@ def main() -> None:
                 rates[side].append(measure(sides[side], command))
                 print(f"{job}, {name}, {side}: {rates[side][-1]:,.0f}", file=sys.stderr, flush=True)
             ratio = float(np.median(rates["after"]) / np.median(rates["before"]))
-            result[job]["rates"][name] = {**rates, "ratio": ratio}
+            rows[name] = {**rates, "ratio": ratio, "machine": provenance()}
             save("before_after", result, arguments.out)
     for job, measured in result.items():
         for name, row in measured["rates"].items():

@@ -58,8 +58,8 @@ TASKS: dict[str, dict[str, Any]] = {
         },
         "linear": False,
     },
-    # rl-zoo's settings, with state-dependent exploration. unidle's unit of an action is half its range, 2 here, SB3's is
-    # the environment's unit: a standard deviation of ½ in unidle is 1 in SB3, so both start with the same noise.
+    # rl-zoo's settings, with state-dependent exploration. unidle's unit of an action is half its range, 2 here; SB3's
+    # is the environment's. A standard deviation of ½ in unidle is 1 in SB3, so both start with the same noise.
     "Pendulum-v1 gsde": {
         "timesteps": 100_000,
         "n_envs": 4,

@@ -211,8 +211,8 @@ def overlap() -> list[str]:
     hopper, pendulum = learned["Hopper-v5"], learned["Pendulum-v1"]
     spread = {side: stdev(run["return"] for run in hopper[side].values()) for side in ("strict", "off")}
     worst = {side: sorted(run["return"] for run in pendulum[side].values()) for side in ("strict", "off")}
-    again = results("before_after")["cpu_bound"]
-    repeated = again["rates"]["beast, strict"]["before"]
+    again = results("before_after")["cpu_bound"]["rates"]["beast, strict"]
+    repeated = again["before"]
     early = [number(float(value), 1) for value in re.findall(r"-[\d.]+\d", pendulum["note"])]
     return [
         f"training reaches {wide / ceiling:.2f} of the speed of bare stepping (the same environments in 15 processes "

@@ -44,7 +44,7 @@ def train_group(group: GroupFolder, configs: Sequence[Config], new_run: NewRun, 
         try:
             for config, path in zip(configs, group.runs, strict=True):
                 stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-                with torch.cuda.stream(stream):  # type: ignore[arg-type]  # None: no stream
+                with torch.cuda.stream(stream):  # None: no stream
                     trainer, folder = new_run(config, path, display.of(path.name), sharing, interrupts)
                 trainers.append(trainer)
                 members.append(Member(path.name, trainer.train_in_turns(folder), stream, trainer.close))
