@@ -1,0 +1,197 @@
+"""Several runs on one GPU: a group in one process (`--seeds K`) against K processes, in one run, on one machine.
+
+    python benchmarks/many_runs.py [--settings heavy fast] [--runs 4 8] [--seconds 12]
+
+PPO on HalfCheetah-v5, and on a CPU CartPole-v1. *one* is a single run, *processes* are K ordinary runs started
+together, *divided* the same with the cores divided among them (`--workers`), *mps* the same under NVIDIA MPS, *group*
+is one process with K seeds. Steps/s are those of all runs together, while all of them train: from `WARM_UP_S` after the
+last run's first iteration. Evaluation, checkpoints and TensorBoard are off. GPU is NVML's utilisation in that time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import RESULTS, WARM_UP_S, provenance, save
+
+SETTINGS: dict[str, tuple[str, str]] = {  # preset and environment
+    "fast": ("fast", "HalfCheetah-v5"),
+    "heavy": ("heavy", "HalfCheetah-v5"),
+    "beast": ("beast", "HalfCheetah-v5"),
+    "classic": ("classic", "CartPole-v1"),
+}
+SIDES = ("one", "processes", "divided", "mps", "group")
+_TIMEOUT_S = 120.0  # until all runs train
+
+
+class Marks:
+    """A callback that records when each run of this process has done how many steps, until told to stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._until = folder, folder / "stop"
+        self._marks: dict[str, list[tuple[float, int]]] = {}
+
+    def __call__(self, context: Any) -> None:
+        """Record an iteration."""
+        marks = self._marks.setdefault(str(context.folder), [])
+        marks.append((time.time(), context.record["step"]))
+        if len(marks) == 1:
+            (self._folder / f"started-{os.getpid()}-{len(self._marks)}").touch()
+        if self._until.exists():
+            context.stop()
+
+    def save(self) -> None:
+        """Write all marks."""
+        (self._folder / f"marks-{os.getpid()}.json").write_text(json.dumps(list(self._marks.values())))
+
+
+def train(preset: str, env: str, folder: Path, seeds: str, workers: int | None) -> None:
+    """Train in this process until the file `stop` appears in `folder`."""
+    import unidle
+
+    marks, chosen = Marks(folder), [int(seed) for seed in seeds.split(",")]
+    settings: dict[str, Any] = {"timesteps": 10**9, "eval_every": 0, "checkpoint_every": 10**12, "tensorboard": False}
+    settings |= {"runs_dir": str(folder / "runs"), "quiet": True, "after_iteration": [marks], "preset": preset}
+    if workers is not None:
+        settings["workers"] = workers
+    if len(chosen) == 1:
+        unidle.train(env, seed=chosen[0], **settings)
+    else:
+        unidle.train(env, seeds=chosen, **settings)
+    marks.save()
+
+
+class GpuUse(threading.Thread):
+    """Records the GPU's utilisation ten times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        import pynvml
+
+        pynvml.nvmlInit()
+        self._nvml, self._gpu = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+        self.readings: list[tuple[float, float]] = []
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Poll."""
+        while not self._stopped.wait(0.1):
+            self.readings.append((time.time(), self._nvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu))
+
+    def mean(self, start: float, end: float) -> float:
+        """Mean utilisation between two times."""
+        self._stopped.set()
+        self.join()
+        used = [percent for at, percent in self.readings if start <= at <= end]
+        return sum(used) / len(used)
+
+
+def measure(side: str, name: str, runs: int, seconds: float) -> dict[str, float]:
+    """Steps per second of all runs together, and the GPU's utilisation."""
+    import torch
+
+    preset, env = SETTINGS[name]
+    runs = 1 if side == "one" else runs
+    seeds = [",".join(map(str, range(runs)))] if side == "group" else [str(seed) for seed in range(runs)]
+    cores = len(os.sched_getaffinity(0))
+    extra = [str(max(1, -(-(cores - 1) // runs)))] if side in ("divided", "mps") else []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, environ = Path(temporary), dict(os.environ)
+        if side == "mps":
+            environ |= start_mps(folder)
+        commands = [[sys.executable, __file__, "--one", preset, env, temporary, chosen, *extra] for chosen in seeds]
+        use = GpuUse() if torch.cuda.is_available() else None
+        processes = [
+            subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=(folder / "errors").open("ab"))
+            for command in commands
+        ]
+        try:
+            began = time.time()
+            while len(list(folder.glob("started-*"))) < runs:
+                if any(process.poll() for process in processes) or time.time() > began + _TIMEOUT_S:
+                    raise SystemExit(f"{name}, {side}: {(folder / 'errors').read_text()[-3000:]}")
+                time.sleep(0.05)
+            ready = time.time()
+            if use is not None:
+                use.start()
+            time.sleep(WARM_UP_S + seconds)
+            (folder / "stop").touch()
+            for process in processes:
+                process.wait(_TIMEOUT_S)
+        finally:
+            for process in processes:
+                process.kill()
+            if side == "mps":
+                subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", env=environ, check=False)
+        marks = [run for file in folder.glob("marks-*.json") for run in json.loads(file.read_text())]
+    start, end = ready + WARM_UP_S, min(run[-1][0] for run in marks)
+    result = {"steps_per_second": sum(_steps(run, end) - _steps(run, start) for run in marks) / (end - start)}
+    result["seconds_to_start"] = ready - began
+    if use is not None:
+        result["gpu_percent"] = use.mean(start, end)
+    return result
+
+
+def _steps(marks: list[tuple[float, int]], at: float) -> float:
+    """Steps of a run at a time, interpolated between iterations."""
+    import numpy as np
+
+    times, steps = zip(*marks, strict=True)
+    return float(np.interp(at, times, steps))
+
+
+def start_mps(folder: Path) -> dict[str, str]:
+    """Start NVIDIA MPS under a private directory; returns what its clients need in their environment."""
+    pipes, logs = folder / "mps", folder / "mps-log"
+    pipes.mkdir()
+    logs.mkdir()
+    private = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(logs)}
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], env={**os.environ, **private}, check=True)
+    return private
+
+
+def main() -> None:
+    """Measure each setting and print the ratios to a single run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=["fast", "heavy", "beast"])
+    parser.add_argument("--runs", nargs="+", type=int, default=[4, 8])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        preset, env, folder, seeds, *workers = arguments.one
+        train(preset, env, Path(folder), seeds, int(workers[0]) if workers else None)
+        return
+    path = arguments.out / "many_runs.json"
+    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for name in arguments.settings:
+        row = result[name] = {"machine": provenance(), "measured": {}}
+        for side in arguments.sides:
+            if side == "mps" and not shutil.which("nvidia-cuda-mps-control"):
+                print("NVIDIA MPS is not installed here", file=sys.stderr)
+                continue
+            for runs in [1] if side == "one" else arguments.runs:
+                measured = measure(side, name, runs, arguments.seconds)
+                row["measured"][f"{side} {runs}"] = measured
+                save("many_runs", result, arguments.out)
+                base = row["measured"].get("one 1", measured)["steps_per_second"]
+                gpu = f"  GPU {measured['gpu_percent']:.0f} %" if "gpu_percent" in measured else ""
+                rate = measured["steps_per_second"]
+                started = f"start {measured['seconds_to_start']:.0f} s"
+                print(f"{name:<8}{side:<10}{runs:>3}{rate:>12,.0f}{rate / base:>7.2f}×{gpu}  {started}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
