@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from resumed_runs import assert_same, final_state
 
 import unidle
+from unidle.envs.pool.slot import episode_seed
 
 SMALL: dict[str, Any] = {
     "n_envs": 4,
@@ -64,3 +70,124 @@ def test_each_run_of_a_group_equals_the_run_alone(name: str) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_each_run_of_a_group_equals_the_run_alone_on_a_gpu(name: str) -> None:
     assert_members_equal_runs_alone(name, device="cuda")
+
+
+class StopEachAfter:
+    """A callback that stops every run once all together have done some iterations."""
+
+    def __init__(self, iterations: int) -> None:
+        self._left = iterations
+
+    def __call__(self, context: unidle.CallbackContext) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            context.stop()
+
+
+def group_arguments(name: str, **changes: Any) -> tuple[str, dict[str, Any]]:
+    env, settings = settings_of(name, **ON_CPU, **changes)
+    return env, settings
+
+
+# -- stopping and failing ----------------------------------------------------------------------------------------------
+
+
+class FailsAfter(CartPoleEnv):
+    """Fails for good after some steps of one process, if it belongs to the run with that seed."""
+
+    def __init__(self, seed: int, steps: int = 20) -> None:
+        super().__init__()
+        self._bad_seed, self._left, self._is_bad = seed, steps, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        first = episode_seed(self._bad_seed, 0, 0)
+        self._is_bad |= seed == first
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        self._left -= self._is_bad
+        if self._left < 0:
+            raise unidle.UsageError("This simulator needs a licence.")
+        return super().step(action)
+
+
+def test_failed_run_leaves_the_others_as_they_would_be_alone() -> None:
+    _, settings = group_arguments("ppo", env_kwargs={"seed": 2}, max_env_restarts=0)
+    with pytest.raises(unidle.TrainingError, match=r"1 of 3 runs in runs/failing failed\.\nseed-2: .*licence"):
+        unidle.train(FailsAfter, seeds=[1, 2, 3], run_name="failing", **settings)
+    for seed in (1, 3):
+        alone = unidle.train(FailsAfter, seed=seed, **settings)
+        ours, theirs = final_state(Path(f"runs/failing/seed-{seed}")), final_state(alone.path)
+        assert_same(ours["algo"], theirs["algo"])
+        assert ours["step"] == 256
+
+
+def test_run_that_reaches_its_target_ends_without_the_others() -> None:
+    env, settings = group_arguments("ppo", target_return=1.0, eval_every=64, eval_episodes=1, timesteps=512)
+    group = unidle.train(env, seeds=2, **settings)
+    for run in group.runs:
+        alone = unidle.train(env, seed=run.config.run.seed, **settings)
+        assert final_state(run.path)["step"] == final_state(alone.path)["step"] < 512
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac", "overlap, workers"])
+def test_interrupted_group_resumes_exactly(name: str) -> None:
+    env, settings = group_arguments(name)
+    whole = unidle.train(env, seeds=[1, 2], run_name="whole", **settings)
+    unidle.train(env, seeds=[1, 2], run_name="parts", after_iteration=[StopEachAfter(3)], **settings)
+    steps = [final_state(Path(f"runs/parts/seed-{seed}"))["step"] for seed in (1, 2)]
+    assert min(steps) < 256
+    unidle.resume_group("runs/parts", quiet=True)
+    for run in whole.runs:
+        assert_same(final_state(run.path), final_state(Path("runs/parts") / run.path.name))
+
+
+def test_killed_group_resumes_exactly(tmp_path: Path) -> None:
+    env, settings = group_arguments("ppo", timesteps=1024, checkpoint_every=64)
+    command = [sys.executable, "-m", "unidle", "train", "--env", env, "--seeds", "2", "--run-name", "killed"]
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(flag if value else flag.replace("--", "--no-"))
+        else:
+            command += [flag, *map(str, value if isinstance(value, tuple) else [value])]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while len(list(tmp_path.glob("runs/killed/seed-*/checkpoints/step-*"))) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert unidle.resume_group("runs/killed", quiet=True).summary()["n_runs"] == 2
+    whole = unidle.train(env, seeds=2, run_name="whole", **settings)
+    for run in whole.runs:
+        ours, theirs = final_state(run.path), final_state(Path("runs/killed") / run.path.name)
+        assert_same(ours["algo"], theirs["algo"])
+        assert ours["step"] == theirs["step"] == 1024
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        (0, "`seeds` is 0; train 1 to 1,024 runs at a time"),
+        ("1,1", "needs 1 to 1,024 different seeds"),
+        ("two", "--seeds is 'two'; use a number of runs (8) or a list of seeds (1,2,5)"),
+        ([-1], "`seed` is -1; it must be between 0 and"),
+    ],
+)
+def test_bad_seeds_are_refused_before_a_folder_is_created(seeds: Any, message: str, tmp_path: Path) -> None:
+    env, settings = group_arguments("ppo")
+    with pytest.raises(unidle.UsageError, match=re.escape(message)):
+        unidle.train(env, seeds=seeds, **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_group_is_not_started_twice_in_one_folder() -> None:
+    env, settings = group_arguments("ppo", timesteps=64)
+    unidle.train(env, seeds=2, run_name="a", **settings)
+    with pytest.raises(unidle.UsageError, match=r"There is already a run in runs/a"):
+        unidle.train(env, seeds=2, run_name="a", **settings)

@@ -123,11 +123,12 @@ def build_parts(
         if sharing is not None and engine.workers is None:
             workers = sharing.share_of(workers)
         slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
+        if sharing is not None:
+            slices = engine.slices or 1  # while a worker waits for actions, those of other runs have its core
         envs = make_envs(maker, env_spec, recipe.n_envs, run.seed, workers, engine, slices=slices, sharing=sharing)
         workers = envs.workers
         try:
-            inference = None if sharing is None else sharing.inference
-            collector = HostCollector(envs, policy, rollouts, run.seed, timeline, capture, on_fault, inference)
+            collector = HostCollector(envs, policy, rollouts, run.seed, timeline, capture, on_fault, sharing)
         except BaseException:
             envs.close()
             raise

@@ -191,7 +191,8 @@ class ActorCritic(nn.Module):
             latent = self._run(self.actor_trunk, features)
             return self._params(latent, action_mask(obs, self.obs_layout)), self._value(critic_features, latent)
         # The two trunks run on two streams, in the backward pass too: a layer's gradient alone does not fill a GPU.
-        current, second = torch.cuda.current_stream(), _second_stream(features.device)
+        current = torch.cuda.current_stream()
+        second = _second_stream(features.device, current.cuda_stream)
         second.wait_stream(current)
         with torch.cuda.stream(second):
             value = self._value(critic_features)
@@ -208,7 +209,11 @@ def _groups(layout: ObservationLayout, recipe: PPORecipe) -> tuple[ObservationLa
 
 
 @functools.cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
+def _second_stream(device: torch.device, current: int) -> torch.cuda.Stream:
+    """A stream to use beside the stream `current`: one each, because memory freed on one may still be used on the other.
+
+    Only the order of the two, which wait for each other, makes it safe to use that memory again.
+    """
     return torch.cuda.Stream(device)
 
 

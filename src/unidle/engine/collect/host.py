@@ -23,6 +23,7 @@ from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.evaluate.play import Stopped
 from unidle.engine.overlap import SliceSchedule
+from unidle.engine.sharing import Sharing
 from unidle.engine.turns import Turns
 from unidle.envs.open_episode import Difference
 from unidle.envs.protocol import Fault, HostEnvs, StatisticsHolder
@@ -61,12 +62,12 @@ class HostCollector:
         timeline: Timeline,
         capture: Capturer = no_capture,
         on_fault: Callable[[Fault, int], None] = lambda fault, rollout: None,
-        stream: torch.cuda.Stream | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         """One slot per rollout; with more than one, each acts with a copy of `policy`.
 
-        `on_fault` is called with each fault and the index of the rollout it counts towards. Inference runs on `stream`,
-        by default on one of its own. The learner's stream is the current one.
+        `on_fault` is called with each fault and the index of the rollout it counts towards. `sharing`: with other
+        runs in this process. The learner's stream is the current one.
         """
         self.envs, self.policy = envs, policy
         self._seed, self._timeline = seed, timeline
@@ -75,7 +76,8 @@ class HostCollector:
         on_gpu = self._device.type == "cuda"
         # Inference has priority over learning on the GPU: environments wait for it.
         self._learner_stream = torch.cuda.current_stream(self._device) if on_gpu else None
-        self._stream = stream or (torch.cuda.Stream(self._device, priority=-1) if on_gpu else None)
+        own = torch.cuda.Stream(self._device, priority=-1) if on_gpu and sharing is None else None
+        self._stream = own if sharing is None else sharing.inference
         self._on_stream = _OnStream(self._stream)
         self._page_lock = PageLock(envs.block) if on_gpu else None
         self._state = torch.zeros(n_envs, policy.state_size, device=self._device)
@@ -90,7 +92,8 @@ class HostCollector:
         self._starts = np.ones(n_envs, np.bool_)
         self._recurrent_starts = self._starts if policy.state_size else None
         self.faults = FaultHandler(envs, self.schedule, self._slots, self._starts, self._state, self._stream, on_fault)
-        self._min_ready = _min_ready(envs, on_gpu=on_gpu)
+        # In a group all: while some are stepped, this process acts in the environments of other runs.
+        self._min_ready = _min_ready(envs, on_gpu=on_gpu) if sharing is None else len(envs.bounds)
         self._indices = [np.arange(first, end) for first, end in envs.bounds]  # [slice] its env indices
         self._latest: tuple[list[int], np.ndarray] = [], np.zeros(0, np.int64)  # slices, and their env indices
         self._pending: list[tuple[RolloutSlot, StepEnvIndex]] = []  # steps whose outcomes are in the block only
