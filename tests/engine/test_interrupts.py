@@ -48,3 +48,16 @@ def test_ignored_hangup_and_a_handler_of_the_user_stay() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     assert arrived == [1]
+
+
+def test_blocks_of_several_runs_may_end_in_any_order() -> None:
+    calls: list[str] = []
+    interrupts = Interrupts(lambda: calls.append("first"))
+    interrupts.listeners.append(lambda: calls.append("second"))
+    for _ in range(2):
+        interrupts.__enter__()
+    interrupts.__exit__()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert calls == ["first", "second"]
+    interrupts.__exit__()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -11,14 +11,16 @@ import tyro
 
 from unidle.cli.flags import Result, parse
 from unidle.errors import UsageError
+from unidle.groups.folder import GroupFolder
+from unidle.groups.page import write_group_page
 
 
 @dataclass(frozen=True)
 class _ReportFlags:
-    """Write the report of a run (report.html) from its metrics; also works during training."""
+    """Write the report of a run, or of a group of runs (report.html), from its metrics; also works during training."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder, such as runs/my-run."""
+    """Run folder, such as runs/my-run, or the folder of a group."""
     html: Path | None = None
     """Write the run's dashboard page instead, as one file (extra `dashboard`), to this .html path; without a path,
     to dashboard.html in the run folder."""
@@ -35,7 +37,9 @@ def report_command(argv: list[str]) -> Result:
     bare = [word == "--html" and not after.endswith(".html") for word, after in zip(argv, following)]
     flags = parse(_ReportFlags, [_BARE_HTML if is_bare else word for word, is_bare in zip(argv, bare)], "report")
     try:
-        if flags.html is None:
+        if flags.html is None and GroupFolder.is_one(flags.run):
+            path = write_group_page(flags.run, GroupFolder.open(flags.run).runs)
+        elif flags.html is None:
             from unidle.report.page.report import write_report
 
             path = write_report(flags.run, lambda text: print(f"unidle: {text}", file=sys.stderr))

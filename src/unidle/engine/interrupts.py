@@ -16,8 +16,8 @@ class Interrupts:
     Handlers are installed while at least one `with` block is open; blocks may end in any order.
     """
 
-    def __init__(self) -> None:
-        self.listeners: list[Callable[[], None]] = []
+    def __init__(self, *listeners: Callable[[], None]) -> None:
+        self.listeners = [*listeners]
         self.received: int | None = None  # the first signal
         self._replaced: Handlers | None = None
         self._n_open = 0  # `with` blocks

@@ -191,7 +191,7 @@ def group_facts(summary: dict[str, Any]) -> dict[str, str]:
         facts["steps"] = f"{summary['steps']:,} in all, in {duration(summary['wall_seconds'])}"
     for name in ("best_evaluation", "final_evaluation"):
         values = summary[name]
-        if values is not None:
+        if values["iqm"] is not None:
             interval = "" if values["low"] is None else f" (95 %: {score(values['low'])} to {score(values['high'])})"
             spread = f"worst {score(values['worst'])}, best {score(values['best'])}"
             facts[name.replace("_", " ")] = f"interquartile mean {score(values['iqm'])}{interval}, {spread}"
