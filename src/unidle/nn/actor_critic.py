@@ -210,9 +210,10 @@ def _groups(layout: ObservationLayout, recipe: PPORecipe) -> tuple[ObservationLa
 
 @functools.cache
 def _second_stream(device: torch.device, current: int) -> torch.cuda.Stream:
-    """A stream to use beside the stream `current`: one each, because memory freed on one may still be used on the other.
+    """A stream to use beside the stream `current`.
 
-    Only the order of the two, which wait for each other, makes it safe to use that memory again.
+    One each: memory that is freed on one of the two may still be in use on the other. Reusing it is safe only because
+    they wait for each other.
     """
     return torch.cuda.Stream(device)
 
