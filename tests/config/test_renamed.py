@@ -47,7 +47,6 @@ def test_total_timesteps_is_understood_in_python(tmp_path: Path) -> None:
         "CartPole-v1",
         preset="classic",
         total_timesteps=16,
-        batch_size=16,
         runs_dir=str(tmp_path),
         quiet=True,
         **settings,

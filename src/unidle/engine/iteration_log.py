@@ -52,11 +52,6 @@ class IterationLog:
         if is_last or is_due(self._progress.step - steps, self._progress.step, self._every):
             self.flush()
 
-    def close(self) -> None:
-        """Close the monitor."""
-        if self._monitor is not None:
-            self._monitor.close()
-
     def flush(self) -> None:
         """Write the latest record if it is not written yet."""
         if self._unwritten is not None:
