@@ -143,7 +143,7 @@ class Trainer:
         self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
         end.callback(self._log.close)
         parts = self._log, self.collector, progress, self._clock
-        self._iterations = IterationLog(*parts, self.config.run.timesteps, monitor)
+        self._iterations = IterationLog(*parts, self.config.run.timesteps, say, monitor)
         self._runner = CallbackRunner(folder.path, self._log, self._stop)
         self._tracker = BestPolicyTracker(
             self.config,

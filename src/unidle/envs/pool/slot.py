@@ -137,6 +137,8 @@ class EnvSlot:
             block.episode_success[env_id] = self._success
             for column, key in enumerate(self._env_spec.log_info):
                 block.episode_info[env_id, column] = _number(info.get(key))
+            if self._env_spec.log_info and not block.info_names[env_id, 0]:
+                block.write_info_names(env_id, [str(key) for key in info if not math.isnan(_number(info[key]))])
             self.start_episode(self.episode + 1)
         else:
             self._observe(observation, info)
