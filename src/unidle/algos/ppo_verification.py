@@ -187,12 +187,16 @@ def verify_loss(
     """
     with moved_weights(ppo):
         params, values = _outputs(ppo, batch, order)
-    outputs = [tensor.contiguous().requires_grad_() for tensor in (*params, values)]
+        # Copies: log_std is a parameter, which is restored.
+        outputs = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in (*params, values)]
+    params, values = type(params)(*outputs[:-1]), outputs[-1]
+    for tensor in outputs:
+        tensor.requires_grad_()
     names = ("loss", "metrics", "logit gradients", "mean gradients", "log_std gradients", "value gradients")
     for proof_batch in proof_batches(ppo, batch, order, params, values):
         minibatch = proof_batch.at(order)
         with torch.enable_grad():
-            reference = ppo.loss(type(params)(*outputs[:-1]), outputs[-1], minibatch, minibatch.advantages)
+            reference = ppo.loss(params, values, minibatch, minibatch.advantages)
             gradients = torch.autograd.grad(reference.loss, outputs, materialize_grads=True)
         with torch.no_grad():
             value, metrics, *ours = loss(tuple(outputs), proof_batch, order)
