@@ -1,4 +1,4 @@
-"""Numbers as text: shares that are rounded together."""
+"""Numbers as text: returns, and shares that are rounded together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unidle.formatting import apportion
+from unidle.formatting import apportion, outcome
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [(-0.0123, 0.00456, "-0.0123 ± 0.00456"), (0.0, 0.0, "0.00 ± 0.00"), (213.4, 7.25, "213.40 ± 7.25")],
+)
+def test_small_returns_keep_three_significant_digits(mean: float, std: float, text: str) -> None:
+    assert outcome(mean, std, None) == text
 
 
 @given(st.lists(st.floats(0.0, 1e3), min_size=1, max_size=12).filter(lambda seconds: sum(seconds) > 1e-3))

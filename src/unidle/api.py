@@ -20,7 +20,7 @@ from unidle.config.engine_file import read_engine_file
 from unidle.config.files import display_path
 from unidle.config.machine import gpu_name, limit_threads
 from unidle.config.presets import load_preset
-from unidle.config.renamed import with_current_names
+from unidle.config.renamed import with_current_names, without_aliases
 from unidle.config.resolve import chosen_by_unidle, resolve_layers, resumed, resumed_job
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent, load_agent
@@ -241,7 +241,7 @@ def train(
     if resume not in (None, "auto"):
         raise UsageError(f'`resume` is {in_brief(resume)}; use "auto", or unidle.resume(folder).')
     cwd = Path.cwd()  # before an environment, or its module, can change it
-    settings, renamings = with_current_names(settings)
+    settings, renamings = with_current_names(without_aliases(settings))
     if "wrappers" in settings:
         settings["wrappers"] = wrapper_entries(settings["wrappers"])
     if not is_name_or_factory(env):
@@ -388,7 +388,7 @@ def resume(
     """
     cwd = Path.cwd()  # an environment may change it
     folder = RunFolder.open(cwd / path)
-    settings, renamings = with_current_names(settings)
+    settings, renamings = with_current_names(without_aliases(settings))
     config = resumed(folder.config(), settings, str(path))
     named = ["wrappers", *(["env"] if env is None else []), *(["network"] if network is None else [])]
     require_trust(folder.path, config, named, trust)

@@ -34,9 +34,11 @@ def _exponent(text: str) -> str:
 
 
 def score(value: float) -> str:
-    """A return, precise enough to compare two runs: 213.40, 1,204.5, 3.2M."""
+    """A return, precise enough to compare two runs: 0.0123, 213.40, 1,204.5, 3.2M."""
     if abs(value) >= 1e6:
         return short_number(value, 4)
+    if 0 < abs(value) < 0.1:
+        return short_number(value)
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.2f}"
 
 

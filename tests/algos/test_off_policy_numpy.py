@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from changed_modules import with_change
 from multitask_sac import make_multitask_sac
 from off_policy_runs import filled_dqn, filled_sac, filled_td3
 from small_envs import Drift
 from small_runs import SmallRun
 from toy_envs import Masked
 
+from unidle.algos import off_policy_numpy
 from unidle.algos.off_policy_numpy import choose_dqn_gradient, choose_sac_gradients, choose_td3_gradients
 from unidle.buffers.replay import Transitions
 from unidle.kernels.dispatch import Dispatch
@@ -89,6 +92,40 @@ def test_wrong_gradient_is_not_used_and_reported_once(monkeypatch: pytest.Monkey
             each.algo.update(torch.Generator().manual_seed(number))
     assert reports == ["The DQN update: the kernel's TD errors differ from the reference's"]
     assert torch.equal(run.algo.parameters.flat, expected[0].algo.parameters.flat)  # verification changed nothing
+
+
+MISTAKES: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
+    "Huber gradient not clipped": ("dqn", "DqnGradient", {}, "np.clip(error, -1.0, 1.0)", "error"),
+    "Huber loss not linear": ("dqn", "DqnGradient", {}, "np.minimum(size, np.float32(1.0))", "size"),
+    "weights ignored in DQN": ("dqn", "DqnGradient", {}, "batch.weights.numpy() /", "np.float32(1.0) /"),
+    "terminal states valued": ("dqn", "DqnGradient", {}, "batch.discounts.numpy()", "batch.discounts.numpy().max()"),
+    "weights ignored in SAC": ("sac", "SacGradients", {}, "q[..., 0], batch.weights.numpy() /", "q[..., 0], 1.0 /"),
+    "gradient beyond the value limit": (
+        "sac", "SacGradients", {"value_limit": 5.0}, "np.where(q == unlimited, d_q, np.float32(0.0))", "d_q * (q < 9)",
+    ),
+    "targets not limited": ("sac", "SacGradients", {"value_limit": 5.0}, "np.clip(target, -limit, limit)", "target"),
+    "weights ignored in TD3": ("td3", "Td3Gradients", {}, "d_q = batch.weights.numpy() *", "d_q ="),
+    "empty transitions count in TD3": ("td3", "Td3Gradients", {}, ".weights.numpy() > 0)", ".weights.numpy() > -1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_that_a_first_batch_hides_are_refused(
+    mistake: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    algo, name, recipe, old, new = MISTAKES[mistake]
+    fill, env, choose = RUNS[algo]
+    kernel = getattr(off_policy_numpy, name)
+    changed = with_change(kernel.__module__, old, new, tmp_path)
+    monkeypatch.setattr(off_policy_numpy, name, getattr(changed, name))
+    run = fill(env, **recipe)
+    batch, noise = sample(run)
+    dispatch, before = Dispatch(), [tensor.clone() for tensor in run.algo.rule.changes]
+    first = dataclasses.replace(batch, weights=torch.ones_like(batch.weights))
+    choose(dispatch, run.algo.rule, first, noise)
+    (reason,) = dispatch.fallbacks.values()
+    assert "differ from the reference's" in reason
+    assert all(torch.equal(now, then) for now, then in zip(run.algo.rule.changes, before))
 
 
 @pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])

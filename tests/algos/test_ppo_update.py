@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from toy_envs import MixedDictEnv
 
 from unidle.algos.ppo import Batch
+from unidle.algos.run_to_end import run_to_end
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.kernels.dispatch import Dispatch, no_report
@@ -575,7 +576,7 @@ def test_wrong_kernel_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatch) 
         run.collect()
         run.learn()
         run.learn()
-    expected = "the kernel's metrics differ from the reference's"
+    expected = "the kernel's policy losses differ from the reference's"
     assert reports == [("PPO minibatch", expected, "uses the plain PyTorch implementation")]
     fallbacks = [run.algo.ops.dispatch.fallbacks["PPO minibatch"] for run in runs]  # type: ignore[attr-defined]
     assert fallbacks == [f"RuntimeError: {expected}", "disabled by the test"]
@@ -584,9 +585,19 @@ def test_wrong_kernel_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatch) 
 
 def test_verified_kernel_runs_every_minibatch(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(NumpyMinibatch, "learn", lambda self, batch, orders: calls.append(len(orders)))
+    learn, verifying = NumpyMinibatch.learn, True
+
+    def count(self: NumpyMinibatch, batch: Batch, orders: torch.Tensor) -> None:
+        calls.append(len(orders))
+        if verifying:
+            learn(self, batch, orders)
+
+    monkeypatch.setattr(NumpyMinibatch, "learn", count)
     run = small_run(Drift, **SMALL)
     run.collect()
+    run_to_end(run.algo.ops.prepare(run.rollout, None))
+    verifying = False
+    calls.clear()
     before = run.algo.parameters.flat.detach().clone()
     run.learn()
     assert sum(calls) == 2 * 4

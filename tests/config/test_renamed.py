@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 import unidle
-from unidle.cli.flags import replace_renamed_flags
+from unidle.cli.flags import normalise_flags, replace_renamed_flags
 from unidle.config import Config, DQNRecipe, PPORecipe, SACRecipe, recipe_for
 from unidle.config.fields import owners_of, section_of
 from unidle.config.files import load_yaml
-from unidle.config.renamed import RENAMED, with_current_names
+from unidle.config.renamed import ALIASES, RENAMED, with_current_names, without_aliases
 from unidle.config.resolve import resolve_layers
 from unidle.config.settings import RECIPES
+from unidle.errors import UsageError
 
 SHORT = {"timesteps": 32, "n_envs": 2, "n_steps": 8, "eval_every": 0, "subproc": False, "tensorboard": False}
 
@@ -28,6 +29,29 @@ def old_file(recipe: str) -> str:
 def test_renamed_maps_former_names_to_existing_settings() -> None:
     assert [name for name in RENAMED if section_of(name)] == []
     assert [name for name in RENAMED.values() if not section_of(name)] == []
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_alias_is_a_flag_and_a_keyword(alias: str) -> None:
+    name = ALIASES[alias]
+    assert section_of(name)
+    assert without_aliases({alias: 3, "seed": 2}) == {name: 3, "seed": 2}
+    assert normalise_flags([f"--{alias.replace('_', '-')}", "3"]) == [f"--{name.replace('_', '-')}", "3"]
+    with pytest.raises(UsageError, match=f"`{alias}` is another name of `{name}`, and both are given"):
+        without_aliases({name: 1, alias: 2})
+
+
+def test_total_timesteps_is_understood_in_python(tmp_path: Path) -> None:
+    settings = {name: value for name, value in SHORT.items() if name != "timesteps"} | {"batch_size": 16}
+    run = unidle.train(
+        "CartPole-v1",
+        preset="classic",
+        total_timesteps=16,
+        runs_dir=str(tmp_path),
+        quiet=True,
+        **settings,
+    )
+    assert run.summary()["timesteps"] == 16
 
 
 @pytest.mark.parametrize("name", RENAMED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from cli_envs import Choice
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import unidle
+from unidle.engine import run_log, trainer
 
 SMALL: dict[str, Any] = {
     "preset": "classic",
@@ -80,6 +83,45 @@ def test_on_end_is_called_when_the_run_fails_and_the_original_error_is_raised() 
     with pytest.raises(ValueError, match="of the user"):
         unidle.train(Choice, after_iteration=[fail], on_end=[calls.named("on_end")], **SMALL)
     assert calls.calls == [("on_end", 32)]
+
+
+def test_ctrl_c_during_on_end_does_not_cut_it_short() -> None:
+    calls = Calls()
+
+    def interrupt(context: unidle.CallbackContext) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    run = unidle.train(Choice, on_end=[interrupt, calls.named("on_end")], **SMALL)
+    assert calls.calls == [("on_end", 64)]
+    assert run.stopped_by is None
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_logs_are_closed_when_the_run_fails_before_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = _Writer()
+    monkeypatch.setattr(trainer, "start_notes", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        unidle.train(Choice, writers=[writer], **SMALL)
+    assert writer.is_closed
+
+
+def test_log_is_closed_when_another_one_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(run_log.JsonlWriter, "close", lambda self: closed.append("metrics.jsonl"))
+    monkeypatch.setattr(run_log.TensorBoardWriter, "__init__", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        unidle.train(Choice, **{**SMALL, "tensorboard": True})
+    assert closed == ["metrics.jsonl"]
 
 
 def test_error_in_on_end_leaves_a_complete_run() -> None:

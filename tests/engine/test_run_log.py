@@ -72,6 +72,22 @@ def test_info_at_episode_end_and_its_mean_are_in_iteration_records(env: Any, set
     assert rows["sometimes"].isna().tolist() == (rows["l"] <= 3).tolist()
 
 
+@pytest.mark.parametrize("settings", [{}, {"subproc": True, "workers": 2}], ids=["in process", "workers"])
+@pytest.mark.parametrize("timesteps", [96, 24])
+def test_key_that_no_episode_has_is_reported_once_with_those_that_exist(
+    settings: dict[str, Any], timesteps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(log_info=("keyy", "steps"), timesteps=timesteps, **settings)
+    said = capsys.readouterr().err
+    assert said.count("--log-info") == 1
+    assert "no episode has ended with `keyy` in info so far; the numbers there are array, is_long," in said
+
+
+def test_keys_that_exist_are_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    train(log_info=("steps",))
+    assert "--log-info" not in capsys.readouterr().err
+
+
 def test_info_without_numbers_is_not_logged_and_does_not_change_training() -> None:
     plain, logged = train(), train(log_info=("text", "nothing", "steps"), run_name="b")
     assert list(info_of(logged.records[-1])) == ["info/steps", "info/steps_mean"]

@@ -19,12 +19,12 @@ class Capturer(Protocol):
         name: str,
         function: Callable[[], None],
         changes: Sequence[Tensor],
-        instead: Callable[[], None] | None = None,
+        fallback: Callable[[], None] | None = None,
         generators: Sequence[torch.Generator] = (),
     ) -> Callable[[], None]:
         """`function` or a faster equivalent; `changes` are the tensors it modifies.
 
-        `instead` is an equivalent function to use if `function` fails. `generators` are the generators it draws from.
+        `fallback` is an equivalent function to use if `function` fails. `generators` are the generators it draws from.
         """
 
     def fall_back(self, name: str, error: Exception, to: str) -> None:
@@ -37,7 +37,7 @@ class _NoCapture:
         name: str,
         function: Callable[[], None],
         changes: Sequence[Tensor],
-        instead: Callable[[], None] | None = None,
+        fallback: Callable[[], None] | None = None,
         generators: Sequence[torch.Generator] = (),
     ) -> Callable[[], None]:
         return function

@@ -25,6 +25,7 @@ from torch import Tensor
 from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, GradientOf, Update
+from unidle.algos.start_from import with_parts_of
 from unidle.buffers.replay import Transitions
 from unidle.config import DQNRecipe
 from unidle.nn.optim.flat_parameters import FlatParameters
@@ -36,6 +37,7 @@ class DQN:
     """The Q network, its target, and their update from one batch."""
 
     metrics: tuple[str, ...] = ("loss", "value", "grad_norm")
+    start_parts: tuple[str, ...] = ()
     noise_shape: tuple[int, ...] = (0,)
     n_tasks = 1
 
@@ -126,3 +128,8 @@ class DQN:
         self.target.load_state_dict(state["target"])
         self._optimiser.load_state_dict(state["optimiser"])
         self._until_target.copy_(state["until_target"])
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """Take over the Q network; the target network is a copy of it."""
+        merged = with_parts_of(self.state_dict(), state, ("policy", *self.start_parts))
+        self.load_state_dict(merged | {"target": merged["policy"]})

@@ -67,6 +67,7 @@ class UpdateRule(Protocol):
     noise_shape: tuple[int, ...]  # of the standard normal noise that an update needs
     phases: Sequence[Update]  # update number n is phases[n % len(phases)]
     n_tasks: int
+    start_parts: tuple[str, ...]  # of the state: what `start_from` takes over, beside `policy`
 
     def set_exploration(self, progress: float, *, warm_up: bool) -> None:
         """Set the exploration of the policy; during warm-up actions are uniformly random."""
@@ -82,6 +83,9 @@ class UpdateRule(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a checkpoint's values into the existing tensors."""
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """`registry.Algorithm.start_from`."""
 
 
 class OffPolicy:
@@ -188,3 +192,12 @@ class OffPolicy:
         """Copy a checkpoint's values into the existing tensors."""
         self.rule.load_state_dict(state)
         self.experience.load_state_dict(state["experience"])
+
+    @property
+    def start_parts(self) -> tuple[str, ...]:
+        """What the rule takes over, beside its policy."""
+        return self.rule.start_parts
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """Take over the rule's networks; the replay buffer stays empty."""
+        self.rule.start_from(state)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from unidle.algos.dqn import DQN
 from unidle.algos.off_policy import GradientOf
+from unidle.algos.off_policy_verification import proof_batch, sac_proof_batch, spread_values
 from unidle.algos.sac import SAC
 from unidle.algos.td3 import TD3
 from unidle.buffers.replay import Transitions
-from unidle.kernels.dispatch import Dispatch, compare, restored
+from unidle.kernels.dispatch import GRADIENT_TOLERANCE, Dispatch, compare, restored
 from unidle.kernels.numpy.dqn_gradient import DqnGradient
 from unidle.kernels.numpy.sac_gradients import SacGradients
 from unidle.kernels.numpy.td3_gradients import Td3Gradients
@@ -29,12 +31,11 @@ from unidle.nn.numpy_views import (
 )
 from unidle.nn.optim.flat_parameters import FlatParameters
 
-_TOLERANCE = 1e-3  # both sides compute in float32
-
 
 def choose_sac_gradients(dispatch: Dispatch, sac: SAC, batch: Transitions, noise: Tensor) -> None:
     """Replace SAC's gradients."""
     policy, ensemble, size = sac.policy, sac.critics.ensemble, len(batch)
+    references = sac.critic_gradient, sac.actor_gradient
 
     def build() -> tuple[GradientOf, GradientOf]:
         gradients = SacGradients(
@@ -47,17 +48,18 @@ def choose_sac_gradients(dispatch: Dispatch, sac: SAC, batch: Transitions, noise
         )
         return gradients.critic, gradients.policy
 
+    def verify(ours: tuple[GradientOf, GradientOf]) -> None:
+        proof, alpha = sac_proof_batch(sac, batch), sac.alpha(batch)
+        with spread_values(sac, proof):
+            arguments = [(proof, alpha, noise[0]), (proof, alpha, noise[1])]
+            _verify([sac.critic_parameters, sac.parameters], ours, references, arguments)
+
     discrete = "actions are discrete" if policy.distribution.heads else None
     sac.critic_gradient, sac.actor_gradient = dispatch.choose(
         "The SAC update",
-        (sac.critic_gradient, sac.actor_gradient),
+        references,
         build,
-        lambda ours: _verify(
-            [sac.critic_parameters, sac.parameters],
-            ours,
-            (sac.critic_gradient, sac.actor_gradient),
-            [(batch, sac.alpha(batch), noise[0]), (batch, sac.alpha(batch), noise[1])],
-        ),
+        verify,
         discrete or off_policy_unsupported(policy, size) or ensemble_unsupported(ensemble, size),
     )
 
@@ -86,7 +88,7 @@ def choose_td3_gradients(dispatch: Dispatch, td3: TD3, batch: Transitions, noise
             [td3.critic_parameters, td3.parameters],
             ours,
             (td3.critic_gradient, td3.actor_gradient),
-            [(batch, noise), (batch,)],
+            [(proof_batch(batch, 0.0, 1.0), noise), (proof_batch(batch, 0.0, 1.0),)],
         ),
         off_policy_unsupported(policy, size) or ensemble_unsupported(ensemble, size),
     )
@@ -99,11 +101,17 @@ def choose_dqn_gradient(dispatch: Dispatch, dqn: DQN, batch: Transitions, noise:
         network, target = numpy_q_network(dqn.policy, dqn.parameters), numpy_q_network(dqn.target)
         return DqnGradient(network, target, dqn.recipe.double_dqn)
 
+    def verify(ours: GradientOf) -> None:
+        with torch.no_grad():
+            values = dqn.policy.values(batch.obs).gather(-1, batch.actions.long().unsqueeze(-1)).squeeze(-1).mean(-1)
+        # Errors on both sides of ±1, where the Huber loss turns linear.
+        _verify([dqn.parameters], [ours], [dqn.loss_gradient], [(proof_batch(batch, values, 1.0),)])
+
     dqn.loss_gradient = dispatch.choose(
         "The DQN update",
         dqn.loss_gradient,
         build,
-        lambda ours: _verify([dqn.parameters], [ours], [dqn.loss_gradient], [(batch,)]),
+        verify,
         off_policy_unsupported(dqn.policy, len(batch)),
     )
 
@@ -120,4 +128,4 @@ def _verify(
             expected = *reference(*given), network.grad.clone()
             found = *gradient(*given), network.grad
             for name, one, other in zip(("loss", "TD errors", "gradient"), found, expected):
-                compare(name, one, other, _TOLERANCE)
+                compare(name, one, other, GRADIENT_TOLERANCE["ieee"])

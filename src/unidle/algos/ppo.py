@@ -27,6 +27,7 @@ from unidle.algos.experience_replay import ExperienceReplay
 from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import AfterGradient, Loss
 from unidle.algos.run_to_end import run_to_end
+from unidle.algos.start_from import with_parts_of
 from unidle.buffers.advantages import discounted_returns
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
@@ -322,3 +323,12 @@ class PPO:
         if self.reward_norm:
             self.reward_norm.load_state_dict(state["reward_norm"])
         self.return_carry.copy_(state["return_carry"])
+
+    @property
+    def start_parts(self) -> tuple[str, ...]:
+        """The statistics of rewards, if they are normalised."""
+        return ("reward_norm",) if self.reward_norm else ()
+
+    def start_from(self, state: dict) -> None:
+        """Take over the policy and the statistics of rewards."""
+        self.load_state_dict(with_parts_of(self.state_dict(), state, ("policy", *self.start_parts)))

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from unidle.algos.micro_batches import Loss
 from unidle.algos.ppo import PPO, Batch
+from unidle.algos.ppo_verification import importance, separate_generator
 from unidle.buffers.rollout import Rollout
-from unidle.kernels.dispatch import compare, restored
+from unidle.kernels.dispatch import compare
 from unidle.kernels.triton import gae, ppo_loss, shuffle
 from unidle.kernels.triton.evaluate_rollout import FusedEvaluation
 from unidle.kernels.triton.ppo_loss import FusedLoss
@@ -21,11 +22,10 @@ from unidle.kernels.triton.small_mlp import SmallMlp
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.describe import describe_small_mlp, small_mlp_tensors
 from unidle.nn.optim.adam import FlatAdam
-from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, Params
+from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS
 
 __all__ = ["gae", "shuffle"]
 
-_TIGHT = 1e-3  # tolerance where both sides start from the same numbers and no product is in TF32
 Gae = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -47,26 +47,17 @@ def first_sample(
     with torch.no_grad():
         log_probs, values = evaluate(rollout)
         targets = _targets(ppo, rollout, values, reference_gae)
-        batch = ppo.cut(rollout, log_probs, values, *targets, _importance(ppo, rollout))
-    order = torch.randperm(len(batch.obs), generator=_generator(ppo), device=rollout.obs.device)
+        batch = ppo.cut(rollout, log_probs, values, *targets, importance(ppo, rollout.shape))
+    order = torch.randperm(len(batch.obs), generator=separate_generator(ppo), device=rollout.obs.device)
     return Sample(rollout, log_probs, values, batch, order[:size])
-
-
-def _generator(ppo: PPO) -> torch.Generator:
-    """A separate generator: verification must not change the run's random numbers."""
-    return torch.Generator(ppo.parameters.flat.device).manual_seed(0)
-
-
-def _importance(ppo: PPO, rollout: Rollout) -> Tensor | None:
-    if ppo.recipe.overlap != "strict":
-        return None
-    return 2 * torch.rand(rollout.shape, generator=_generator(ppo), device=rollout.obs.device)
 
 
 def _targets(ppo: PPO, rollout: Rollout, values: Tensor, compute: Gae) -> tuple[Tensor, Tensor]:
     """Advantages and returns by `compute`; the bootstrap value of truncated episodes is 0."""
     ends = torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
-    return compute(rollout.rewards, values, *ends, ppo.recipe.gamma, ppo.recipe.gae_lambda, _importance(ppo, rollout))
+    return compute(
+        rollout.rewards, values, *ends, ppo.recipe.gamma, ppo.recipe.gae_lambda, importance(ppo, rollout.shape)
+    )
 
 
 # -- whole rollouts ----------------------------------------------------------------------------------------------------
@@ -82,7 +73,7 @@ def verify_shuffle(n: int, device: torch.device, permute: Callable[[int, torch.G
 def verify_gae(ppo: PPO, rollout: Rollout, reference: Gae, kernel: Gae) -> None:
     """RuntimeError unless both agree on this rollout's rewards."""
     steps, n_envs = rollout.shape
-    values = torch.randn(steps + 1, n_envs, generator=_generator(ppo), device=rollout.obs.device)
+    values = torch.randn(steps + 1, n_envs, generator=separate_generator(ppo), device=rollout.obs.device)
     for ours, theirs in zip(_targets(ppo, rollout, values, kernel), _targets(ppo, rollout, values, reference)):
         compare("advantages", ours, theirs)
 
@@ -140,44 +131,9 @@ def _adam(ppo: PPO) -> FlatAdam:
     return ppo.optimiser
 
 
-def verify_minibatch(
-    ppo: PPO, sample: Sample, reference: Callable[[Batch, Tensor], Tensor], kernel: FusedMinibatch
-) -> None:
-    """RuntimeError unless gradient and step match the reference."""
-    batch, order = sample.batch, sample.order
-    reference(batch, order)
-    expected = ppo.parameters.grad.clone()
-    kernel.gradient(batch, order)
-    compare("gradient", ppo.parameters.grad, expected)
-    # Compare steps along the same gradient: where it is close to 0, rounding can change the sign of Adam's step.
-    plain_step = _changes(ppo, lambda: ppo.step(kernel.gradient(batch, order)))
-    for ours, theirs in zip(_changes(ppo, lambda: kernel.learn(batch, order.unsqueeze(0))), plain_step):
-        compare("step", ours, theirs)
-
-
 def new_step(ppo: PPO) -> FusedStep:
     """The kernels that clip and step."""
     return FusedStep(_adam(ppo), ppo.counters, ppo.coefficients)
-
-
-def verify_step(ppo: PPO, step: Callable[[Tensor], None]) -> None:
-    """RuntimeError unless `step` makes the same changes as `PPO.step`."""
-    for parameter in ppo.policy.parameters():
-        if parameter.requires_grad:
-            ppo.parameters.grad_of(parameter).normal_(generator=_generator(ppo))
-    metrics = torch.tensor([1.0, 2.0, 3.0, 0.0, 5.0], device=ppo.parameters.flat.device)  # a KL divergence of 0
-    ours = _changes(ppo, lambda: step(metrics))  # first: the reference clips the gradient in place
-    for one, other in zip(ours, _changes(ppo, lambda: ppo.step(metrics))):
-        compare("step", one, other, _TIGHT)
-
-
-def _changes(ppo: PPO, step: Callable[[], None]) -> list[Tensor]:
-    """The changes that `step` makes to the parameters, and the counters after it; all are restored."""
-    flat, counters = ppo.parameters.flat.detach(), ppo.counters
-    counted = [counters.sums, counters.minibatches, counters.stopped]
-    with restored([flat, *ppo.optimiser.state_dict().values(), *counted]) as before:
-        step()
-        return [flat - before[0], *(tensor.clone() for tensor in counted)]
 
 
 def loss_unsupported(ppo: PPO) -> str | None:
@@ -204,26 +160,7 @@ class NetworkLoss:
         params, values = self._policy(batch.obs.index_select(0, part), *recurrent)
         return Loss(*self.kernel((params.logits, params.mean, params.log_std, values), batch, part, whole))
 
-
-def verify_loss(ppo: PPO, sample: Sample, loss: NetworkLoss) -> None:
-    """RuntimeError unless loss, metrics and gradients match the reference."""
-    batch, order, kernel = sample.batch, sample.order, loss.kernel
-    # As after some optimiser steps: before the first one, all ratios are 1 and none is clipped.
-    noise = torch.empty_like(batch.log_probs).normal_(generator=_generator(ppo))
-    batch.log_probs = batch.log_probs + 0.3 * noise
-    minibatch = batch.at(order)
-    with torch.no_grad():
-        (logits, mean, log_std), values = ppo.policy(minibatch.obs, minibatch.starts, minibatch.states)
-    outputs = logits, mean, log_std, values = [
-        tensor.detach().contiguous().requires_grad_() for tensor in (logits, mean, log_std, values)
-    ]
-    reference = ppo.loss(Params(logits, mean, log_std), values, minibatch, minibatch.advantages)
-    gradients = torch.autograd.grad(reference.loss, outputs, materialize_grads=True)
-    norm = kernel.advantage_norm(batch, order)
-    with torch.no_grad():
-        value, metrics, *ours = kernel.launch(logits, mean, log_std, values, batch, order, norm)
-    names = ("loss", "logit gradients", "mean gradients", "log_std gradients", "value gradients")
-    for name, one, other in zip(names, (value, *ours), (reference.loss, *gradients)):
-        compare(name, one, other, _TIGHT)
-    for one, other in zip(metrics, reference.means):
-        compare("metrics", one, other, _TIGHT)
+    def gradients(self, outputs: tuple[Tensor, ...], batch: Batch, order: Tensor) -> list[Tensor]:
+        """Loss, metrics, and gradients with respect to the network's outputs for the sequences `order`."""
+        logits, mean, log_std, values = outputs
+        return self.kernel.launch(logits, mean, log_std, values, batch, order, self.kernel.advantage_norm(batch, order))

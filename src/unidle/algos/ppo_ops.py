@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from unidle.algos import ppo_verification as verification
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, no_capture
 from unidle.algos.evaluation import Evaluation
 from unidle.algos.micro_batches import AfterGradient, Loss, MicroBatches
@@ -20,7 +22,7 @@ from unidle.buffers.advantages import gae
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
 from unidle.config.validate import largest_divisor
-from unidle.kernels.dispatch import Dispatch, Report, compare, no_report, restored
+from unidle.kernels.dispatch import Dispatch, Report, no_report, restored
 from unidle.kernels.numpy.ppo_minibatch import NumpyMinibatch
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.numpy_views import numpy_actor_critic, numpy_unsupported
@@ -52,6 +54,16 @@ def iteration_nodes(recipe: PPORecipe) -> int | None:
 def permutation(n: int, generator: torch.Generator) -> Tensor:
     """A random permutation of range(n)."""
     return torch.randperm(n, generator=generator, device=generator.device)
+
+
+class MinibatchKernel(Protocol):
+    """Computes gradients of minibatches, and steps along them."""
+
+    def gradient(self, batch: Batch, order: Tensor) -> Tensor:
+        """Compute the gradient of the sequences `order` of `batch` in place; returns the metrics [5]."""
+
+    def learn(self, batch: Batch, orders: Tensor) -> None:
+        """Take one step for each minibatch `orders` [minibatches, sequences] of `batch`."""
 
 
 class PPOOps:
@@ -171,20 +183,17 @@ class PPOOps:
                 network, ppo.parameters.grad, ppo.counters, ppo.coefficients, ppo.clip_range, ppo.optimiser.step
             )
 
-        def verify(minibatch: NumpyMinibatch | None) -> None:
-            assert minibatch is not None
-            order = torch.arange(self.orders.shape[1])
-            with restored([ppo.parameters.grad]):
-                expected = self.gradient(batch, order), ppo.parameters.grad.clone()
-                found = minibatch.gradient(batch, order), ppo.parameters.grad
-                for name, ours, reference in zip(("metrics", "gradient"), found, expected):
-                    compare(name, ours, reference)
-
         unsupported = self.numpy_unsupported or (_HAS_HOOK if ppo.after_gradient else None)
         if self.device.type == "cpu":
+            order = torch.arange(self.orders.shape[1])
+            verify = partial(self._verify_minibatch, batch, order)
             minibatch = self.dispatch.choose("PPO minibatch", None, build, verify, unsupported)
             if minibatch is not None:
                 self.learn = minibatch.learn
+
+    def _verify_minibatch(self, batch: Batch, order: Tensor, minibatch: MinibatchKernel) -> None:
+        verification.verify_gradient(self.ppo, batch, order, self.gradient, minibatch.gradient)
+        verification.verify_learning(self.ppo, batch, order, minibatch.gradient, minibatch.learn)
 
     def choose_triton(self, rollout: Rollout) -> None:
         """Use Triton kernels where they exist and agree with the references on `rollout`."""
@@ -218,13 +227,20 @@ class PPOOps:
                 "PPO minibatch",
                 None,
                 lambda: kernels.new_minibatch(ppo),
-                partial(kernels.verify_minibatch, ppo, sample, self.gradient),
+                lambda kernel: self._verify_minibatch(sample.batch, sample.order, kernel),
                 unsupported or (_HAS_HOOK if ppo.after_gradient else other_step),
             )
             if minibatch is not None:
                 self.learn = minibatch.learn
                 return
-            verify_step, verify_loss = partial(kernels.verify_step, ppo), partial(kernels.verify_loss, ppo, sample)
+            verify_step = partial(verification.verify_step, ppo)
             self.optimiser_step = choose("PPO step", ppo.step, lambda: kernels.new_step(ppo), verify_step, other_step)
-            unsupported = kernels.loss_unsupported(ppo)
-            self.loss = choose("PPO loss", self.loss, lambda: kernels.NetworkLoss(ppo), verify_loss, unsupported)
+            loss = choose(
+                "PPO loss",
+                None,
+                lambda: kernels.NetworkLoss(ppo),
+                lambda loss: verification.verify_loss(ppo, sample.batch, sample.order, loss.gradients),
+                kernels.loss_unsupported(ppo),
+            )
+            if loss is not None:
+                self.loss = loss

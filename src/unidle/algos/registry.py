@@ -65,6 +65,16 @@ class Algorithm(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a checkpoint's values into the existing tensors."""
 
+    @property
+    def start_parts(self) -> tuple[str, ...]:
+        """The parts of a checkpoint's state that `start_from` takes over, beside `policy`."""
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """Take over the networks in the `state_dict` of another run, as far as it has them; the optimiser stays new.
+
+        ValueError names a part whose tensors have other shapes; then nothing changes.
+        """
+
 
 @dataclass(frozen=True)
 class Entry:

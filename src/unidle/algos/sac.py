@@ -29,6 +29,7 @@ from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, GradientOf, Update
 from unidle.algos.plasticity import actor_critic_plasticity
+from unidle.algos.start_from import with_parts_of
 from unidle.buffers.replay import Transitions
 from unidle.config import SACRecipe
 from unidle.nn.critics import Critics
@@ -46,6 +47,7 @@ class SAC:
     """Actor, critics, temperature, and their update from one batch."""
 
     metrics: tuple[str, ...] = ("critic_loss", "value", "actor_loss", "entropy")
+    start_parts: tuple[str, ...] = ("critics",)
 
     def __init__(self, policy: SACPolicy, recipe: SACRecipe, gradient: Gradient) -> None:
         assert isinstance(recipe.batch_size, int)
@@ -216,6 +218,11 @@ class SAC:
         self.log_alpha.copy_(state["log_temperature"])
         for name, optimiser in self.optimisers.items():
             optimiser.load_state_dict(state["optimisers"][name])
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """Take over policy and critics; the target networks are copies of the critics."""
+        merged = with_parts_of(self.state_dict(), state, ("policy", *self.start_parts))
+        self.load_state_dict(merged | {"targets": merged["critics"]})
 
 
 def _target_entropy(policy: SACPolicy, recipe: SACRecipe) -> float:

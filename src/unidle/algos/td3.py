@@ -29,6 +29,7 @@ from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, GradientOf, Update
 from unidle.algos.plasticity import actor_critic_plasticity
+from unidle.algos.start_from import with_parts_of
 from unidle.buffers.replay import Transitions
 from unidle.config import TD3Recipe
 from unidle.nn.critics import Critics
@@ -42,6 +43,7 @@ class TD3:
 
     metrics: tuple[str, ...] = ("critic_loss", "value")
     n_tasks = 1
+    start_parts: tuple[str, ...] = ("critics",)
 
     def __init__(self, policy: TD3Policy, recipe: TD3Recipe, gradient: Gradient) -> None:
         assert isinstance(recipe.batch_size, int)
@@ -150,6 +152,12 @@ class TD3:
             network.load_state_dict(state[name])
         for name, optimiser in self._optimisers.items():
             optimiser.load_state_dict(state["optimisers"][name])
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """Take over policy and critics; the target networks are copies of them."""
+        merged = with_parts_of(self.state_dict(), state, ("policy", *self.start_parts))
+        targets = {"target_policy": merged["policy"], "target_critics": merged["critics"]}
+        self.load_state_dict(merged | targets)
 
     def _networks(self) -> dict[str, torch.nn.Module]:
         return {

@@ -11,6 +11,7 @@ import tyro
 
 from unidle.cli.flags import Result, parse
 from unidle.cli.trust import is_trusted
+from unidle.formatting import outcome
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def eval_command(argv: list[str]) -> Result:
             "video": str(video) if video else None,
         }
     print(f"{result.episodes} episodes with the policy of step {run.agent.step:,}")
-    print(f"mean return {result.mean_return:.1f} ± {result.std_return:.1f}, mean length {result.mean_length:.0f}")
+    print(f"mean return {outcome(result.mean_return, result.std_return, None)}, mean length {result.mean_length:.0f}")
     if result.success is not None:
         print(f"success     {result.success:.0%} of the episodes")
     if video:

@@ -19,7 +19,7 @@ from unidle.config import Config
 from unidle.config.convert import in_brief
 from unidle.config.fields import coerce, is_auto_type, refuse_other_algo, unknown_key
 from unidle.config.files import parse_yaml
-from unidle.config.renamed import RENAMED, renaming
+from unidle.config.renamed import ALIASES, RENAMED, renaming
 from unidle.config.settings import RECIPES
 from unidle.errors import UsageError
 
@@ -27,7 +27,7 @@ _Flags = TypeVar("_Flags")
 Result = dict[str, Any] | None  # the object that --json prints; None: the command printed text
 TABLE_WIDTH = 120  # columns of a table in a pipe, where rich would assume 80
 
-_ALIASES = {"--num-envs": "--n-envs", "--n-parallel-envs": "--n-envs", "--total-timesteps": "--timesteps"}
+_ALIASES = {f"--{alias.replace('_', '-')}": f"--{name.replace('_', '-')}" for alias, name in ALIASES.items()}
 _AUTO_SWITCHES = ("subproc", "pin-cores")  # may also be auto
 _SWITCHES = {
     f"--{no}{name}": f"--{name}={word}" for name in _AUTO_SWITCHES for no, word in (("", "on"), ("no-", "off"))

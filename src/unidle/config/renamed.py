@@ -1,10 +1,11 @@
-"""Former names of settings, and config files from before each algorithm had its own settings."""
+"""Former and other names of settings, and config files from before each algorithm had its own settings."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from unidle.config.fields import owners_of
+from unidle.errors import UsageError
 
 RENAMED = {
     "network_arch": "net_arch",
@@ -22,6 +23,21 @@ RENAMED = {
     "save_replay": "save_replay_buffer",
     "temperature": "ent_coef",
 }
+
+# Names that other libraries have for settings: of flags, and of keyword arguments in Python.
+ALIASES = {"num_envs": "n_envs", "n_parallel_envs": "n_envs", "total_timesteps": "timesteps"}
+
+
+def without_aliases(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` with aliases replaced; UsageError if a setting is given under two names."""
+    named: dict[str, Any] = {}
+    for name, value in settings.items():
+        current = ALIASES.get(name, name)
+        if current in named:
+            other = next(alias for alias in settings if ALIASES.get(alias) == current)
+            raise UsageError(f"`{other}` is another name of `{current}`, and both are given; leave out `{other}`.")
+        named[current] = value
+    return named
 
 
 def with_current_names(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

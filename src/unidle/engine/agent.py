@@ -14,8 +14,8 @@ from unidle.config.files import display_path
 from unidle.config.resolve import edited_settings
 from unidle.engine.build import policy_from
 from unidle.engine.checkpoint.checkpoint_file import (
-    DamagedCheckpointError,
     explain_weight_mismatch,
+    first_intact,
     load_checkpoint,
     refuse_non_finite,
 )
@@ -106,15 +106,8 @@ def load_agent(
     folder: RunFolder, config: Config, network: NetworkFactory | None, say: Callable[[str], None], device: str = "cpu"
 ) -> Agent:
     """The best policy of a run, or its latest if there is no best one; damaged files are skipped, with a message."""
-    damaged: list[Path] = []
-    for path in folder.policies():
-        try:
-            agent = Agent(path, config, network, device)
-        except DamagedCheckpointError as error:
-            damaged.append(path)
-            reason = error
-            continue
-        for each in damaged:
-            say(f"{display_path(each)} is damaged; using {path.name} of step {agent.step:,}.")
-        return agent
-    raise reason
+    paths = folder.policies()
+    agent, damaged = first_intact(paths, lambda path: Agent(path, config, network, device))
+    for each in damaged:
+        say(f"{display_path(each)} is damaged; using {paths[len(damaged)].name} of step {agent.step:,}.")
+    return agent

@@ -39,17 +39,17 @@ class Capture:
         name: str,
         function: Callable[[], None],
         changes: Sequence[Tensor],
-        instead: Callable[[], None] | None = None,
+        fallback: Callable[[], None] | None = None,
         generators: Sequence[torch.Generator] = (),
     ) -> Callable[[], None]:
         """`function` as a replay; `changes` are the tensors that it changes and that the warm-up must restore.
 
-        `instead` is a simpler implementation, in case `function` fails. Replays draw from the current state of
+        `fallback` is a simpler implementation, in case `function` fails. Replays draw from the current state of
         `generators`.
         """
         if not self._graphs:
             return function
-        return _Replay(self, name, [function] if instead is None else [function, instead], changes, generators)
+        return _Replay(self, name, [function] if fallback is None else [function, fallback], changes, generators)
 
     def on_gpu(self) -> RunGpu | None:
         """The GPU that this captures on, for the meter."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from unidle.engine.clock import RunClock
@@ -13,6 +14,7 @@ from unidle.metrics.monitor_csv import MonitorCsv
 
 # A run writes about this many records, or more if they would be more than this many steps apart.
 _RECORDS, _STEPS_PER_RECORD = 1000, 1000
+_FIRST_EPISODES = 10  # after these, keys of `log_info` that none of them had are reported
 
 
 class IterationLog:
@@ -25,9 +27,11 @@ class IterationLog:
         progress: Progress,
         clock: RunClock,
         timesteps: int,
+        say: Callable[[str], None],
         monitor: MonitorCsv | None = None,
     ) -> None:
         """`monitor` gets every episode, not only those of iterations that are written."""
+        self._say, self._info_is_checked = say, False
         self._monitor = monitor
         if monitor is not None and isinstance(collector, HostCollector):
             collector.stats.keeps_rows = True
@@ -49,13 +53,21 @@ class IterationLog:
     def add(self, record: dict[str, Any], steps: int, *, is_last: bool) -> None:
         """Write the record of an iteration of `steps` steps, or keep it for `flush` if none is due."""
         self._unwritten = record
+        if not self._info_is_checked and isinstance(self._collector, HostCollector):
+            self._check_info(self._collector, self._collector.stats.episodes >= (1 if is_last else _FIRST_EPISODES))
         if is_last or is_due(self._progress.step - steps, self._progress.step, self._every):
             self.flush()
 
-    def close(self) -> None:
-        """Close the monitor."""
-        if self._monitor is not None:
-            self._monitor.close()
+    def _check_info(self, collector: HostCollector, has_episodes: bool) -> None:
+        """Report keys of `log_info` that no episode had, once some episodes have ended."""
+        if not has_episodes:
+            return
+        self._info_is_checked = True
+        missing = [f"`{key}`" for key, numbers in collector.stats.recent_info.items() if not numbers]
+        if missing:
+            found = ", ".join(collector.envs.block.names_in_info())
+            has = f"the numbers there are {found}" if found else "there are no numbers"
+            self._say(f"--log-info: no episode has ended with {' or '.join(missing)} in info so far; {has}.")
 
     def flush(self) -> None:
         """Write the latest record if it is not written yet."""

@@ -59,7 +59,7 @@ def start_notes(config: Config, env_spec: EnvSpec) -> list[str]:
     """Warnings about settings that are rarely what the user wants."""
     run, batch, notes = config.run, config.recipe.total_batch, []
     for name, flag in (("NormalizeObservation", "--normalize-obs"), ("NormalizeReward", "--normalize-reward")):
-        if name in env_spec.carriers:
+        if name in env_spec.stateful_wrappers:
             notes.append(
                 f"{name} keeps separate statistics in each environment, and others in evaluation; use {flag} "
                 "instead, whose statistics they share."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,12 +24,15 @@ def open_log(
     """The log of a run that starts, or resumes, at `step`; `writers` are the user's own."""
     run = config.run
     built_in: list[MetricWriter] = []
-    jsonl = JsonlWriter(folder / "metrics.jsonl", step, say)
     tags = (*SB3_TAGS, *(CLEANRL_TAGS if run.cleanrl_tags else ()))
-    if run.tensorboard:
-        built_in.append(TensorBoardWriter(folder / "tensorboard", step, tags))
-    if run.wandb:
-        built_in.append(WandbWriter(folder, config.flat(), step, tags))
+    with contextlib.ExitStack() as opened:  # closes them if another one cannot be opened
+        jsonl = opened.enter_context(contextlib.closing(JsonlWriter(folder / "metrics.jsonl", step, say)))
+        if run.tensorboard:
+            writer = TensorBoardWriter(folder / "tensorboard", step, tags)
+            built_in.append(opened.enter_context(contextlib.closing(writer)))
+        if run.wandb:
+            built_in.append(WandbWriter(folder, config.flat(), step, tags))
+        opened.pop_all()
     return MetricLog(jsonl, [*built_in, *writers], say)
 
 

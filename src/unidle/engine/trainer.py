@@ -120,27 +120,41 @@ class Trainer:
 
     def train_in_turns(self, folder: RunFolder) -> Turns[None]:
         """Train until the last step, the target return or Ctrl-C, and save a checkpoint at the end."""
-        try:
-            yield from self._train(folder)
-        finally:
-            folder.unlock()
-
-    def _train(self, folder: RunFolder) -> Turns[None]:
-        run, progress, say = self.config.run, self.progress, self._display.on_message
         self._folder = folder
+        with contextlib.ExitStack() as end:  # closed in reverse order, each even if another fails
+            for close in (folder.unlock, self._saver.close, self._display.on_end):
+                end.callback(close)
+            is_new = self._open(end)
+            self._announce()
+            self._clock.begin()
+            end.callback(self._clock.end)
+            if self._meter is not None:
+                self._meter.begin(folder.path, self._timeline, self.progress.step, self._parts.capture.on_gpu())
+                end.callback(self._meter.end)
+            end.enter_context(self._interrupts)
+            end.callback(lambda: self._call(self._callbacks.on_end))
+            yield from self._run(is_new)
+
+    def _open(self, end: contextlib.ExitStack) -> bool:
+        """Start or restore the run and open its logs, which `end` closes; returns whether the run is new."""
+        folder, progress, say = self._folder, self.progress, self._display.on_message
         state = folder.load_latest(say)
         if state is None:
             self.collector.start()
         else:
             kernels = self._restore(state), self._saver.kernels
         monitor = open_monitor(folder.path, self.config, self.collector, self._clock.wall(), say)
-        # Only now: settings that do not fit the checkpoint or the columns of monitor.csv are not saved.
+        if monitor is not None:
+            end.callback(monitor.close)
         if state is not None:
             settings = folder.config(), state["settings"], self.config
             record_changes(folder.path, *settings, progress.step, self._clock.wall(), kernels, say)
+        # Only now: settings that do not fit the checkpoint or the columns of monitor.csv are not saved.
         folder.save_config(self.config, progress.step)
         self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
-        self._iterations = IterationLog(self._log, self.collector, progress, self._clock, run.timesteps, monitor)
+        end.callback(self._log.close)
+        parts = self._log, self.collector, progress, self._clock
+        self._iterations = IterationLog(*parts, self.config.run.timesteps, say, monitor)
         self._runner = CallbackRunner(folder.path, self._log, self._stop)
         self._tracker = BestPolicyTracker(
             self.config,
@@ -160,31 +174,22 @@ class Trainer:
             is_interrupted=self._is_interrupted,
             recorded=self._recorded,
         )
-        self._announce()
-        self._clock.begin()
-        with contextlib.ExitStack() as end:  # closed in reverse order, each even if another fails
-            end.callback(self._clock.end)
-            end.callback(self._saver.close)
-            end.callback(self._display.on_end)
-            end.callback(self._log.close)
-            end.callback(self._iterations.close)
-            if self._meter is not None:
-                self._meter.begin(folder.path, self._timeline, progress.step, self._parts.capture.on_gpu())
-                end.callback(self._meter.end)
-            end.callback(lambda: self._call(self._callbacks.on_end))
-            with self._interrupts:
-                self._call(self._callbacks.on_start)
-                if state is None:
-                    self._save()
-                self._save_on_failure(self._tracker.run_pending)
-                with contextlib.suppress(Stopped):
-                    while progress.step < run.timesteps and not self._stopping:
-                        yield from self._iterate()
-                if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
-                    self._save_on_failure(self._tracker.evaluate)
-                self._save()
-                self._save_on_failure(self._tracker.finish)
-                self._saver.finish()
+        return state is None
+
+    def _run(self, is_new: bool) -> Turns[None]:
+        run, progress = self.config.run, self.progress
+        self._call(self._callbacks.on_start)
+        if is_new:
+            self._save()
+        self._save_on_failure(self._tracker.run_pending)
+        with contextlib.suppress(Stopped):
+            while progress.step < run.timesteps and not self._stopping:
+                yield from self._iterate()
+        if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
+            self._save_on_failure(self._tracker.evaluate)
+        self._save()
+        self._save_on_failure(self._tracker.finish)
+        self._saver.finish()
 
     def _call(self, callbacks: Sequence[Callback]) -> None:
         self._runner.call(callbacks, {"step": self.progress.step}, self.algo.policy)

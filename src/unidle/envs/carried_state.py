@@ -28,12 +28,12 @@ def layers(env: gymnasium.Env) -> Iterator[gymnasium.Env]:
     yield env
 
 
-def carriers(env: gymnasium.Env) -> list[gymnasium.Wrapper]:
+def stateful_wrappers(env: gymnasium.Env) -> list[gymnasium.Wrapper]:
     """The wrappers whose state `carried_state` returns, outermost first."""
-    return [layer for layer in layers(env) if isinstance(layer, gymnasium.Wrapper) and _is_carrier(layer)]
+    return [layer for layer in layers(env) if isinstance(layer, gymnasium.Wrapper) and _is_stateful(layer)]
 
 
-def _is_carrier(wrapper: gymnasium.Wrapper) -> bool:
+def _is_stateful(wrapper: gymnasium.Wrapper) -> bool:
     return has_state_dict(wrapper) or isinstance(wrapper, tuple(_KNOWN))
 
 
@@ -43,7 +43,7 @@ def has_state_dict(layer: gymnasium.Env) -> bool:
 
 
 def carried_state(wrappers: Sequence[gymnasium.Wrapper]) -> list[dict[str, Any]]:
-    """The current state of each of these carriers."""
+    """The current state of each of these wrappers."""
     return [_state_of(wrapper) for wrapper in wrappers]
 
 

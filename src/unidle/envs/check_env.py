@@ -81,7 +81,7 @@ def _check_single(
             return first, [_not_repeated(difference)]
         again = play(env, env_spec, steps // _REPEATED_SHARE, _SEED, on_step)
     unsaved = surviving(first.attributes, again.attributes)
-    return first, _dependence_on_past_episodes(first.difference(again), unsaved, env_spec.carriers)
+    return first, _dependence_on_past_episodes(first.difference(again), unsaved, env_spec.stateful_wrappers)
 
 
 def _check_vector(
@@ -103,7 +103,7 @@ def _not_repeated(difference: str) -> str:
 
 
 def _dependence_on_past_episodes(
-    difference: str | None, unsaved: tuple[str, ...], carriers: tuple[str, ...]
+    difference: str | None, unsaved: tuple[str, ...], stateful_wrappers: tuple[str, ...]
 ) -> list[str]:
     """What to say of state that survives `reset`: whether episodes depend on it, and whether it is saved."""
     save = "give its class state_dict() and load_state_dict(), so that runs resume exactly."
@@ -111,10 +111,10 @@ def _dependence_on_past_episodes(
         depends = f"episodes depend on earlier ones ({difference}): " if difference else ""
         condition = "" if difference else "if episodes come to depend on it, "
         return [f"{depends}{', '.join(unsaved)} survives reset(); {condition}{save}"]
-    if difference and carriers:
+    if difference and stateful_wrappers:
         return [
-            f"episodes depend on earlier ones ({difference}) through the state of {' and '.join(carriers)}, which is "
-            "saved with a run; each environment has its own, in evaluation too."
+            f"episodes depend on earlier ones ({difference}) through the state of {' and '.join(stateful_wrappers)}, "
+            "which is saved with a run; each environment has its own, in evaluation too."
         ]
     if difference:
         return [f"episodes depend on earlier ones ({difference}): something survives reset(); reset it, or {save}"]

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from unidle.envs.adapter_registry import adapter_for
-from unidle.envs.carried_state import carriers
+from unidle.envs.carried_state import stateful_wrappers
 from unidle.envs.check import check_mask, check_observation, check_return_value, check_spaces
 from unidle.envs.make import EnvMaker
 from unidle.envs.spec import UNANNOUNCED_MASK, EnvSpec, mask_from, random_action
@@ -91,13 +91,13 @@ def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int, *, use_mas
     if attributes:
         env.reset(seed=seed)
         unsaved = surviving(attributes, plain_attributes(env))
-    names = tuple(type(wrapper).__name__ for wrapper in carriers(env))
+    names = tuple(type(wrapper).__name__ for wrapper in stateful_wrappers(env))
     return EnvSpec(
         obs_layout,
         actions,
         times.per_step(),
         ignores_masks=not use_masks,
-        carriers=names,
+        stateful_wrappers=names,
         has_time_limit=_has_time_limit(env),
         unsaved=unsaved,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from unidle.envs.request_outcomes import OUTCOMES
 from unidle.envs.spec import EnvSpec
 
+_NAMES_BYTES = 1024  # per environment
 FAILED, SUCCEEDED = 1, 2  # values of `episode_success`; 0 if the environment does not report success
 
 # Reward, terminated and truncated packed into 8 bytes: one copy in the collector is faster than three.
@@ -68,6 +70,8 @@ class SharedBlock:
         self.reward, self.terminated, self.truncated = unpack_step_words(self.step_words)
         # `env_spec.log_info` of the episode that just ended; NaN where info has no number.
         self.episode_info = view((n_envs, len(env_spec.log_info)), np.float64)
+        # Names of the numbers in info at the end of an environment's first episode, comma-separated; then zeros.
+        self.info_names = view((n_envs, _NAMES_BYTES if env_spec.log_info else 0), np.uint8)
         self.requests = view((n_envs, len(OUTCOMES)), np.int64)  # HTTP requests so far, by outcome
 
     @staticmethod
@@ -78,8 +82,21 @@ class SharedBlock:
             + 4 * env_spec.action_layout.width
             + sum(np.dtype(d).itemsize for _, d in _FIELDS)
             + 8 * (len(env_spec.log_info) + len(OUTCOMES))
+            + (_NAMES_BYTES if env_spec.log_info else 0)
         )
-        return -(-(n_envs * per_env) // 64) * 64 + 64 * (len(_FIELDS) + 5)
+        return -(-(n_envs * per_env) // 64) * 64 + 64 * (len(_FIELDS) + 6)
+
+    def write_info_names(self, env_id: int, names: Sequence[str]) -> None:
+        """Store the names of an environment's numbers in info, as many as there is room for."""
+        text = ",".join(names).encode()
+        while len(text) > _NAMES_BYTES:
+            text = text.rpartition(b",")[0]
+        self.info_names[env_id, : len(text)] = np.frombuffer(text, np.uint8)
+
+    def names_in_info(self) -> list[str]:
+        """Names of numbers in info at the end of first episodes, of all environments."""
+        texts = (bytes(row).rstrip(b"\0").decode() for row in self.info_names)
+        return sorted({name for text in texts if text for name in text.split(",")})
 
     def request_counts(self) -> dict[str, int]:
         """All HTTP requests so far, by outcome; empty if the environments make none."""

@@ -24,7 +24,9 @@ class EnvSpec:
     vectorised: bool = False  # a vector environment, stepped by its own library
     on_device: bool = False  # a batched environment of tensors on the policy's device
     ignores_masks: bool = False  # masks that the environment gives are not used
-    carriers: tuple[str, ...] = ()  # wrappers whose state survives an episode and is saved (see carried_state.py)
+    stateful_wrappers: tuple[
+        str, ...
+    ] = ()  # wrappers whose state survives an episode and is saved (see carried_state.py)
     has_time_limit: bool = True  # False: no time limit was found
     log_info: tuple[str, ...] = ()  # keys of the numbers in info that are logged at the end of an episode
     unsaved: tuple[str, ...] = ()  # attributes that survive an episode and are not saved

@@ -15,9 +15,17 @@ import torch
 from torch import Tensor
 
 _Implementation = TypeVar("_Implementation")
+_Reference = TypeVar("_Reference")
 Report = Callable[[str, Exception, str], None]  # operation, error, what is done instead
 
 TOLERANCE = 0.02  # of a result's norm: TF32 rounding stays below, a wrong formula does not
+# The same for a gradient, by the precision of matrix products. Float32 errors of about 1e-7 grow in log-probabilities,
+# which divide by small standard deviations. TF32 has 11 significant bits and bfloat16 has 8, so rounding changes a
+# product's inputs by up to 2^-11 or 2^-8. Through three layers forwards and backwards, the independent errors of 12
+# inputs add up to √12 of that, and to twice as much where a GPU truncates instead of rounding: 2^-8.2 or 2^-5.2.
+GRADIENT_TOLERANCE = {"ieee": 1e-3, "tf32": 2**-8, "bf16": 2**-5}
+NOISE_MARGIN = 4.0  # a kernel may be this many times as far from the float32 result as the reference at its precision
+_ALWAYS_TOLERATED = 1e-6  # norm of a difference
 
 
 def no_report(operation: str, error: Exception, instead: str) -> None:
@@ -34,11 +42,11 @@ class Dispatch:
     def choose(
         self,
         operation: str,
-        reference: _Implementation,
+        reference: _Reference,
         build: Callable[[], _Implementation],
         verify: Callable[[_Implementation], None],
         unsupported: str | None = None,
-    ) -> _Implementation:
+    ) -> _Implementation | _Reference:
         """The result of `build` if `verify` does not raise, else `reference`.
 
         `unsupported` is the reason if there is no faster implementation for this case. That is no error, so it is
@@ -63,11 +71,39 @@ def compare(what: str, ours: Tensor, reference: Tensor, tolerance: float = TOLER
 
     NaN and infinite values must be the same in both.
     """
-    same = (ours == reference) | (ours.isnan() & reference.isnan())
-    error = float(torch.linalg.vector_norm(torch.where(same, 0.0, ours - reference)))
-    norm = float(torch.linalg.vector_norm(torch.where(reference.isfinite(), reference, 0.0)))
-    if not error <= tolerance * norm + 1e-6:
+    error, norm = _distance(ours, reference)
+    if not error <= tolerance * norm + _ALWAYS_TOLERATED:
         raise RuntimeError(f"the kernel's {what} differ from the reference's")
+
+
+@torch.no_grad()
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    """The distance of the two as a share of the exact result's norm; 0 if `compare` tolerates it in any case."""
+    error, norm = _distance(found, exact)
+    return 0.0 if error <= _ALWAYS_TOLERATED else error / max(norm, _ALWAYS_TOLERATED)
+
+
+def _distance(found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """The norms of the difference and of what is expected, without values that are not finite in both."""
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    error = float(torch.linalg.vector_norm(torch.where(same, 0.0, found - expected)))
+    return error, float(torch.linalg.vector_norm(torch.where(expected.isfinite(), expected, 0.0)))
+
+
+def matmul_precision() -> str:
+    """Precision of float32 matrix products on a GPU, as Triton names it."""
+    return "tf32" if torch.get_float32_matmul_precision() == "high" else "ieee"
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Computes products of float32 matrices in float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

@@ -5,17 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from unidle.kernels.dispatch import matmul_precision
 from unidle.kernels.triton.act import ActorMlp
 from unidle.kernels.triton.small_mlp import ACTIVATIONS, MlpTensors, SmallMlp
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.encoder import CLIP, Encoder
 from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, LOG_STD_RANGE
-
-
-def matmul_precision() -> str:
-    """Precision of float32 matrix products, as Triton names it."""
-    return "tf32" if torch.get_float32_matmul_precision() == "high" else "ieee"
 
 
 def norm_tensors(encoder: Encoder, unused: Tensor) -> tuple[Tensor, Tensor]:

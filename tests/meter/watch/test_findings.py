@@ -306,6 +306,23 @@ def test_many_native_threads_on_few_cores_are_reported() -> None:
     assert verdict_on(found(WAITING_LEADER, *contended)).cause == "too many threads"
 
 
+def test_more_torch_threads_than_cores_are_reported_with_fewer_as_advice() -> None:
+    for known in (0.1, 0.9):
+        learner = process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=known))
+        verdict = verdict_on(found(replace(learner, torch_threads=16)))
+        assert verdict.cause == "too many threads"
+        assert "with 16 threads of torch on 4 cores" in verdict.sentence
+        assert "torch.set_num_threads(4)" in verdict.next_step
+
+
+@pytest.mark.parametrize(("threads", "advice"), [(None, True), (2, True), (4, False)])
+def test_more_torch_threads_are_advised_only_below_the_number_of_cores(threads: int | None, advice: bool) -> None:
+    learner = process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=0.9))
+    verdict = verdict_on(found(replace(learner, torch_threads=threads)))
+    assert verdict.cause == "compute-bound"
+    assert ("more torch threads" in verdict.next_step) == advice
+
+
 def test_program_has_a_cause_of_its_own_beside_cpu_contention() -> None:
     computing = process(replace(stack(COLLECT, STEP, wall=10.0), on_core=2.0, queued=6.0))
     asleep = process(replace(stack(COLLECT, STEP, wall=10.0), on_core=0.1, queued=0.5))

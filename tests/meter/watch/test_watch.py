@@ -303,6 +303,17 @@ def test_computing_torch_program_is_compute_bound(tmp_path: Path) -> None:
     assert next(row for row in found["rows"] if row["activity"] == "user code")["active"] > 0.6
 
 
+def test_torch_program_with_too_many_threads_is_told_to_use_fewer(tmp_path: Path) -> None:
+    program = (
+        "import time, torch\n"
+        "torch.set_num_threads(64)\n"
+        "a, end = torch.randn(300, 300), time.monotonic() + 3\n"
+        "while time.monotonic() < end: a = torch.tanh(a @ a)\n"
+    )
+    found, report = watch_alone(tmp_path, program)
+    assert found["cause"] == "too many threads", report
+
+
 def test_sb3_with_subproc_vec_env_waits_for_environments(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
     program = (

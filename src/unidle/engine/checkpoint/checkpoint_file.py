@@ -10,10 +10,10 @@ import contextlib
 import hashlib
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import SEEK_END
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, TypeVar, cast
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from unidle.config.files import display_path
 from unidle.errors import UsageError, WriteError
 from unidle.writing import replacing
 
+_Loaded = TypeVar("_Loaded")
 _FORMAT = 2  # to be increased when older checkpoints can no longer be resumed
 _WRITTEN_BY = {1: "0.1.0"}  # format → the last version that wrote it
 _MAGIC = b"\nunidle\x02"
@@ -68,6 +69,21 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
             f"Cannot write {display_path(path)} ({failed.strerror})",
             "fix that, then resume from the last checkpoint with --resume",
         ) from error
+
+
+def first_intact(paths: Sequence[Path], load: Callable[[Path], _Loaded]) -> tuple[_Loaded, list[Path]]:
+    """What `load` gives for the first of `paths` that is not damaged, and those before it, which are.
+
+    DamagedCheckpointError if all are.
+    """
+    damaged: list[Path] = []
+    for path in paths:
+        try:
+            return load(path), damaged
+        except DamagedCheckpointError as error:
+            damaged.append(path)
+            reason = error
+    raise reason
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, policy_only: bool = False) -> dict[str, Any]:

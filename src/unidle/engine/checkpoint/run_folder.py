@@ -18,7 +18,12 @@ from unidle.config import Config
 from unidle.config.files import display_path, load_yaml, read_yaml, refuse_second_run, run_config_file
 from unidle.config.resolve import edited_settings
 from unidle.engine.checkpoint.changes import recorded_settings
-from unidle.engine.checkpoint.checkpoint_file import DamagedCheckpointError, load_checkpoint, save_checkpoint
+from unidle.engine.checkpoint.checkpoint_file import (
+    DamagedCheckpointError,
+    first_intact,
+    load_checkpoint,
+    save_checkpoint,
+)
 from unidle.engine.checkpoint.provenance import SECTION, with_entry
 from unidle.engine.checkpoint.trust import sign
 from unidle.errors import UsageError
@@ -139,24 +144,22 @@ class RunFolder:
         Damaged ones are renamed, with a message: they must not count as kept. UsageError if all are damaged, or if
         settings in config.yaml that affect learning were edited since.
         """
-        damaged: list[Path] = []
-        for path in reversed(self.saved()):
-            try:
-                state = load_checkpoint(path)
-            except DamagedCheckpointError:
-                damaged.append(path)
-                continue
-            self._refuse_edits(state)
-            for each in damaged:
-                each.replace(each.with_name(f"{each.name}.damaged"))
-            if damaged:
-                names = " and ".join(each.name for each in damaged)
-                say(f"{names} in {display_path(self.checkpoints)}: damaged, renamed to *.damaged; using {path.name}.")
-            return state
+        newest_first, where = self.saved()[::-1], display_path(self.checkpoints)
+        if not newest_first:
+            return None
+        try:
+            state, damaged = first_intact(newest_first, load_checkpoint)
+        except DamagedCheckpointError:
+            raise UsageError(
+                f"All checkpoints in {where} are damaged; restore one from a backup, or start a new run."
+            ) from None
+        self._refuse_edits(state)
+        for each in damaged:
+            each.replace(each.with_name(f"{each.name}.damaged"))
         if damaged:
-            where = display_path(self.checkpoints)
-            raise UsageError(f"All checkpoints in {where} are damaged; restore one from a backup, or start a new run.")
-        return None
+            names, used = " and ".join(each.name for each in damaged), newest_first[len(damaged)].name
+            say(f"{names} in {where}: damaged, renamed to *.damaged; using {used}.")
+        return state
 
     def _refuse_edits(self, state: dict[str, Any]) -> None:
         """UsageError if config.yaml differs from the settings that a checkpoint was trained with."""

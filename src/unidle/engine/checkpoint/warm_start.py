@@ -9,16 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from unidle.algos.off_policy import OffPolicy
 from unidle.algos.registry import Algorithm
 from unidle.config import Config
 from unidle.config.convert import in_brief
 from unidle.config.files import display_path, load_yaml
 from unidle.config.resolve import learned_with
 from unidle.engine.build import spaces_to_plain
-from unidle.engine.checkpoint.checkpoint_file import DamagedCheckpointError, load_checkpoint, refuse_non_finite
+from unidle.engine.checkpoint.checkpoint_file import first_intact, load_checkpoint, refuse_non_finite
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
@@ -31,7 +28,7 @@ _NETWORK = (
     *("actor_obs", "critic_obs", "normalize_obs", "discretize", "action_distribution", "dueling", "n_critics"),
     *("n_tasks", "action_limit", "use_sde", "use_expln"),
 )
-_TARGETS = {"target": "policy", "target_policy": "policy", "targets": "critics", "target_critics": "critics"}
+_SHOWN = {"critics": "critics", "reward_norm": "reward normalisation"}
 
 
 def warm_start(
@@ -43,10 +40,7 @@ def warm_start(
 ) -> None:
     """Load the networks that `config.run.init_from` names; UsageError if they do not fit."""
     assert config.run.init_from is not None
-    learner: Any = algo.rule if isinstance(algo, OffPolicy) else algo
-    own = learner.state_dict()
-    needed = [name for name in ("critics", "reward_norm") if own.get(name)]
-    path, state = _load(Path(config.run.init_from), complete=bool(needed))
+    path, state = _load(Path(config.run.init_from), complete=bool(algo.start_parts))
     shown, other = display_path(path), state["algo"]
     _refuse_other_recipe(config, path, state)
     if state["spaces"] != spaces_to_plain(env_spec):
@@ -54,20 +48,19 @@ def warm_start(
             f"{config.run.env} does not have the spaces that {shown} was trained on; start from a run with the same "
             "observation and action spaces."
         )
-    taken = [name for name in ("policy", *needed) if other.get(name)]
-    merged = {**own, **{name: other[name] for name in taken}}
-    merged |= {target: merged[source] for target, source in _TARGETS.items() if target in own}
-    for name in taken:
-        if _shapes(own[name]) != _shapes(merged[name]):
-            raise UsageError(f"The networks in {shown} have other layers ({name}); use the same network settings.")
-    learner.load_state_dict(merged)
+    try:
+        algo.start_from(other)
+    except ValueError as error:
+        raise UsageError(
+            f"The networks in {shown} have other layers ({error}); use the same network settings."
+        ) from None
     refuse_non_finite(algo.policy, path)
     statistics = state.get("env_statistics", {})
     if statistics and statistics.keys() == collector.env_statistics().keys():
         collector.load_env_statistics(statistics)
-    missing = ["critics" if name == "critics" else "reward normalisation" for name in needed if name not in taken]
+    missing = [_SHOWN[name] for name in algo.start_parts if not other.get(name)]
     new = f"; {' and '.join(missing)} are new, because that file has none" if missing else ""
-    what = "policy and critics" if "critics" in taken else "policy"
+    what = "policy and critics" if "critics" in algo.start_parts and "critics" in other else "policy"
     say(f"Starting from the {what} in {shown}, of step {state['step']:,}{new}.")
 
 
@@ -79,14 +72,8 @@ def _load(path: Path, *, complete: bool) -> tuple[Path, dict[str, Any]]:
     paths = folder.policies()
     if complete:  # the best one has only the policy
         paths = [*reversed(folder.saved()), *(best for best in paths if best == folder.best)]
-    reason = None
-    for each in paths:
-        try:
-            return each, load_checkpoint(each, policy_only=True)
-        except DamagedCheckpointError as error:
-            reason = error
-    assert reason is not None
-    raise reason
+    state, damaged = first_intact(paths, lambda each: load_checkpoint(each, policy_only=True))
+    return paths[len(damaged)], state
 
 
 def _refuse_other_recipe(config: Config, path: Path, state: dict[str, Any]) -> None:
@@ -106,7 +93,3 @@ def _refuse_other_recipe(config: Config, path: Path, state: dict[str, Any]) -> N
                 f"{display_path(path)} was trained with `{name}` {in_brief(other[name])}, not {in_brief(own[name])}; "
                 "use the same, or start from another run."
             )
-
-
-def _shapes(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}

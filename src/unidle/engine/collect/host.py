@@ -313,7 +313,7 @@ class HostCollector:
         }
 
     def _env_states(self) -> list[dict[str, Any] | None]:
-        is_needed = bool(self.envs.env_spec.carriers) and not self._has_failed
+        is_needed = bool(self.envs.env_spec.stateful_wrappers) and not self._has_failed
         while is_needed and self._in_flight:  # environments can only be asked between steps
             self._store(self._receive_from_envs(self._in_flight, None))
             self._flush()

@@ -25,6 +25,8 @@ class RolloutNoise:
         self._interval = min(distribution.real.matrix_steps or n_steps, n_steps)
         n_matrices = n_steps // self._interval + 1 if distribution.n_matrix else 0
         self.matrices = self.steps.new_zeros(n_matrices, n_envs, distribution.n_matrix)
+        # What `at` returns, joined here: no memory is allocated for it at every step.
+        self._joined = self.steps.new_zeros(n_envs if n_matrices else 0, like.shape[-1] + distribution.n_matrix)
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw the noise of a rollout, in place."""
@@ -33,9 +35,15 @@ class RolloutNoise:
             self.matrices.copy_(self._distribution.matrices(tuple(self.matrices.shape[:2]), generator))
 
     def at(self, index: tuple[int] | tuple[Tensor] | tuple[Tensor, Tensor]) -> Tensor:
-        """The noise [.., heads + reals + n_matrix] at [step] or [step, env]."""
+        """The noise [.., heads + reals + n_matrix] of all environments at [step] or [step, env].
+
+        With exploration matrices, the next call overwrites it.
+        """
         noise = self.steps[index]
         if not len(self.matrices):
             return noise
         step, *envs = index
-        return torch.cat((noise, self.matrices[(step // self._interval, *envs)]), -1)
+        matrices = self.matrices[(step // self._interval, *envs)]
+        joined = self._joined.view(*noise.shape[:-1], -1)
+        torch.cat((noise, matrices), -1, out=joined)
+        return joined

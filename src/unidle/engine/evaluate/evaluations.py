@@ -177,7 +177,7 @@ class Evaluations:
         engine, env_spec = self._config.engine, self._env_spec
         on_cpu = next(self._policy.parameters()).device.type == "cpu"
         asked = engine.eval_workers is not None or engine.workers is not None or engine.subproc
-        return on_cpu and not (asked or env_spec.carriers or env_spec.unsaved)
+        return on_cpu and not (asked or env_spec.stateful_wrappers or env_spec.unsaved)
 
     def _needs_processes(self) -> bool:
         return self.is_async and self._async is None and not self._stop()

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from unidle.envs.carried_state import carried_state, carriers, has_state_dict, layers, load_carried_state
+from unidle.envs.carried_state import carried_state, has_state_dict, layers, load_carried_state, stateful_wrappers
 from unidle.envs.check import check_mask, check_observation, check_return_value, layout_check
 from unidle.envs.make import EnvMaker
 from unidle.envs.open_episode import Difference, OpenEpisode
@@ -57,14 +57,14 @@ class EnvSlot:
         self._return = 0.0
         self._success = 0  # of the open episode, as in `block.episode_success`
         self._unchecked = _CHECKED_STEPS
-        self._carriers: list[gymnasium.Wrapper] = []  # wrappers with state that survives an episode
+        self._stateful_wrappers: list[gymnasium.Wrapper] = []  # wrappers with state that survives an episode
         self._carried: dict[int, list[dict[str, Any]]] = {}  # episode → their state when it began
 
     def make(self) -> gymnasium.Env:
         """Return the environment; create it if there is none."""
         if self.env is None:
             env = self.env = self._guarded(self._maker)
-            self._carriers = self._guarded(lambda: carriers(env))
+            self._stateful_wrappers = self._guarded(lambda: stateful_wrappers(env))
             self._heartbeat()
         return self.env
 
@@ -93,7 +93,7 @@ class EnvSlot:
         """Reset with the seed of that episode and write its first observation."""
         self.episode, self.length, self._return, self._success = episode, 0, 0.0, 0
         env, seed = self.make(), episode_seed(self.run_seed, self.index, episode)
-        if self._carriers:
+        if self._stateful_wrappers:
             self._keep_carried_state(episode)
         # A multi-task environment chooses its task by env and episode (see MultiTaskEnv).
         options = {"options": {"env": self.index, "episode": episode}} if _is_multi_task(env) else {}
@@ -137,6 +137,8 @@ class EnvSlot:
             block.episode_success[env_id] = self._success
             for column, key in enumerate(self._env_spec.log_info):
                 block.episode_info[env_id, column] = _number(info.get(key))
+            if self._env_spec.log_info and not block.info_names[env_id, 0]:
+                block.write_info_names(env_id, [str(key) for key in info if not math.isnan(_number(info[key]))])
             self.start_episode(self.episode + 1)
         else:
             self._observe(observation, info)
@@ -168,7 +170,7 @@ class EnvSlot:
         {"carried": …}, if wrappers have state that survives episodes: their state at the start of each recent episode.
         """
         self._heartbeat()
-        if self._carriers:
+        if self._stateful_wrappers:
             return {"carried": dict(self._carried)}
         if self.env is None or not _is_restorable(self.env):
             return None
@@ -183,7 +185,7 @@ class EnvSlot:
         oldest = self._block.oldest_episode[self.env_id]
         self._carried = {number: state for number, state in self._carried.items() if oldest <= number < episode}
         if episode >= oldest:
-            self._carried[episode] = self._guarded(lambda: carried_state(self._carriers))
+            self._carried[episode] = self._guarded(lambda: carried_state(self._stateful_wrappers))
 
     def resume(self, point: OpenEpisode) -> Difference | None:
         """Restore an open episode from its state or by replaying its actions; None if nothing differs.
@@ -195,7 +197,7 @@ class EnvSlot:
         state = point.state or {}
         if "carried" in state:
             self.make()
-            self._guarded(lambda: load_carried_state(self._carriers, state["carried"]))
+            self._guarded(lambda: load_carried_state(self._stateful_wrappers, state["carried"]))
         self.start_episode(point.episode)
         if "env" in state:
             self._guarded(lambda: self._load_state(state))

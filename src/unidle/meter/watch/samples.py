@@ -94,6 +94,8 @@ class Process:
     """Whether the driver's readings were assigned to the main thread's stacks."""
     failure: str | None = None
     """The sampler's error, if it failed; there are no samples after that."""
+    torch_threads: int | None = None
+    """Number of threads that torch computes with, at the last sample; None if unknown."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time of the main thread by phase of the unidle runs in it, as measured by them."""
 
@@ -153,6 +155,7 @@ def _read(folder: Path) -> Iterator[Process]:
             stacks,
             known["followed"],
             known["failure"],
+            known["torch_threads"],
             {name: total * 1e-9 for name, total in zip(phases, known["phase_ns"]) if total},
         )
 

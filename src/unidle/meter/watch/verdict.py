@@ -48,10 +48,12 @@ _WITH_UNIDLE = {
     INFERENCE: {
         "small batches": "Raise --n-envs, so that each inference serves more environments;",
         "compute-bound": "Use more --threads, a GPU or a smaller network;",
+        "too many threads": "Use fewer --threads;",
     },
     LEARNING: {
         "small batches": "Raise --batch-size, which changes the recipe;",
         "compute-bound": "Use more --threads, a GPU or a smaller network;",
+        "too many threads": "Use fewer --threads;",
     },
     STORAGE: {"storage": "Raise --n-envs, so that each step stores more transitions at once;"},
 }
@@ -136,7 +138,7 @@ def verdict_on(findings: Findings) -> Verdict:
             "Stop the other programs, or watch the command again without them.",
         )
         found.insert(0 if top.queued > _LACKS_CORES else 1, contention)
-    if _has_too_many_threads(findings):
+    if _has_too_many_threads(findings) and found[0].cause != "too many threads":
         threads = Verdict(
             "too many threads",
             f"{_head(findings)} {findings.native_threads} native threads share {findings.cores} cores, and runnable "
@@ -257,16 +259,25 @@ def _model(row: Row, findings: Findings) -> Verdict:
             else f"{sentence}: the GPU waits for kernel launches.",
             "Use larger minibatches or more environments, or a CUDA graph or torch.compile.",
         )
+    threads = findings.leader.torch_threads if findings.leader else None
+    if threads is not None and threads > findings.cores:
+        return Verdict(
+            "too many threads",
+            f"{sentence}, with {threads} threads of torch on {findings.cores} cores: they wait for each other.",
+            f"Call torch.set_num_threads({findings.cores}), or set OMP_NUM_THREADS={findings.cores}; try 1 for small "
+            "networks.",
+        )
     if row.active is not None and row.active < _COMPUTES:
         return Verdict(
             "small batches",
             f"{sentence}, and {percent(1 - row.active)} of it is overhead: Python and calls shorter than 0.2 ms.",
             "Use larger minibatches or more environments, or torch.compile.",
         )
+    more = "a GPU" if threads == findings.cores else "a GPU, more torch threads"
     return Verdict(
         "compute-bound",
         f"{sentence}: the program is compute-bound.",
-        "There is no waiting to remove; a GPU, more torch threads or a smaller network would help.",
+        f"There is no waiting to remove; {more} or a smaller network would help.",
     )
 
 

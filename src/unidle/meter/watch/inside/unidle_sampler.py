@@ -311,6 +311,7 @@ class _Sampler:
             "cpu_seconds": time.process_time() - self._cpu_before_s - self._own_cpu_s,
             "tasks": self._tasks,
             "torch": torch is not None,
+            "torch_threads": None if torch is None else unidle_windows.thread_count(torch),
             "cuda": self._uses_cuda or (torch is not None and unidle_windows.uses_cuda(torch)),
             "windows": self._windows,
             "followed": self._has_driver_readings,

@@ -12,6 +12,7 @@ Only GPU activities are recorded; the driver collects them for all threads. CPU 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import sys
@@ -28,6 +29,26 @@ def torch_in_use() -> Any:
     if torch is None or "torch.autograd.profiler" not in sys.modules:
         return None
     return None if getattr(getattr(torch, "__spec__", None), "_initializing", False) else torch
+
+
+def thread_count(torch: Any) -> int | None:
+    """Return the number of threads that torch computes with; None if it is not known."""
+    # In a new thread: torch keeps the number per thread, as it was when the thread first used it. Not one of
+    # `threading`, which programs count.
+    found: list[int] = []
+    is_done = _thread.allocate_lock()
+    is_done.acquire()
+
+    def read() -> None:
+        try:
+            found.append(torch.get_num_threads())
+        finally:
+            is_done.release()
+
+    with contextlib.suppress(RuntimeError):  # no thread can be started during interpreter shutdown
+        _thread.start_new_thread(read, ())
+        is_done.acquire(timeout=1.0)
+    return found[0] if found else None
 
 
 def uses_cuda(torch: Any) -> bool:
