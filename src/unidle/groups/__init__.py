@@ -1,0 +1,1 @@
+"""Groups: several runs that are trained together in one process."""
