@@ -508,9 +508,10 @@ class _Build:
             for note in notes:
                 display.on_message(note)
             result = train_group(group, configs, new_run, display)
+        group.save({name: str(error) for name, error in result.errors.items()})
         for path in group.runs:
             self._report(write_report, path, display)
-        self._report(partial(write_group_page, runs=group.runs), group.path, display)
+        self._report(partial(write_group_page, runs=group.runs, failures=group.failures), group.path, display)
         if result.errors:
             reasons = "\n".join(f"{name}: {error}" for name, error in result.errors.items())
             raise TrainingError(

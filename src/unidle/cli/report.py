@@ -38,7 +38,8 @@ def report_command(argv: list[str]) -> Result:
     flags = parse(_ReportFlags, [_BARE_HTML if is_bare else word for word, is_bare in zip(argv, bare)], "report")
     try:
         if flags.html is None and GroupFolder.is_one(flags.run):
-            path = write_group_page(flags.run, GroupFolder.open(flags.run).runs)
+            group = GroupFolder.open(flags.run)
+            path = write_group_page(flags.run, group.runs, group.failures)
         elif flags.html is None:
             from unidle.report.page.report import write_report
 

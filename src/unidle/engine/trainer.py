@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -181,14 +181,14 @@ class Trainer:
         self._call(self._callbacks.on_start)
         if is_new:
             self._save()
-        self._save_on_failure(self._tracker.run_pending)
+        yield from self._save_on_failure(self._tracker.run_pending())
         with contextlib.suppress(Stopped):
             while progress.step < run.timesteps and not self._stopping:
                 yield from self._iterate()
         if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
-            self._save_on_failure(self._tracker.evaluate)
+            yield from self._save_on_failure(self._tracker.evaluate())
         self._save()
-        self._save_on_failure(self._tracker.finish)
+        yield from self._save_on_failure(self._tracker.finish())
         self._saver.finish()
 
     def _call(self, callbacks: Sequence[Callback]) -> None:
@@ -228,9 +228,9 @@ class Trainer:
         if self._meter is not None:
             self._meter.iteration(progress.step, record["wall"], has_learned=metrics.get("updates") != 0)
         self._timeline.enter(OTHER)
-        self._save_on_failure(self._tracker.handle_results)
+        yield from self._save_on_failure(self._tracker.handle_results())
         if is_due(before, progress.step, self._eval_every()):
-            self._save_on_failure(self._tracker.evaluate)
+            yield from self._save_on_failure(self._tracker.evaluate())
         if failure:
             raise self._saved_failure(failure)
         self._saver.check()
@@ -283,10 +283,10 @@ class Trainer:
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def _save_on_failure(self, call: Callable[[], None]) -> None:
-        """Call `call`; if the environments cannot continue, save a checkpoint before raising."""
+    def _save_on_failure(self, work: Turns[None]) -> Turns[None]:
+        """Do `work`; if the environments cannot continue, save a checkpoint before raising."""
         try:
-            call()
+            yield from work
         except ENV_FAILURES as error:
             raise self._saved_failure(error) from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -19,15 +19,23 @@ _MAX_RUNS = 1024
 class GroupFolder:
     """`runs/<group>/`: group.yaml, report.html, seed-1/, seed-2/, …."""
 
-    def __init__(self, path: Path, seeds: Sequence[int]) -> None:
-        self.path, self.seeds = path, tuple(seeds)
+    def __init__(self, path: Path, seeds: Sequence[int], failures: Mapping[str, str] | None = None) -> None:
+        """`failures`: run → why it failed when the group was last trained."""
+        self.path, self.seeds, self.failures = path, tuple(seeds), dict(failures or {})
         self.runs = [path / f"seed-{seed}" for seed in seeds]
 
     @staticmethod
     def create(path: Path, seeds: Sequence[int]) -> GroupFolder:
         """A new group in the empty folder `path`."""
-        write_atomically(path / GROUP_FILE, yaml.safe_dump({"seeds": list(seeds)}, sort_keys=False))
-        return GroupFolder(path, seeds)
+        folder = GroupFolder(path, seeds)
+        folder.save({})
+        return folder
+
+    def save(self, failures: Mapping[str, str]) -> None:
+        """Write group.yaml, with what has failed."""
+        self.failures = dict(failures)
+        content = {"seeds": list(self.seeds)} | ({"failures": self.failures} if failures else {})
+        write_atomically(self.path / GROUP_FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
     @staticmethod
     def is_one(path: Path) -> bool:
@@ -39,10 +47,12 @@ class GroupFolder:
         """The folder of an earlier group; UsageError if it is not one."""
         if not GroupFolder.is_one(path):
             raise UsageError(f"{display_path(path)} is not the folder of a group: it has no {GROUP_FILE}.")
-        seeds = read_yaml(path / GROUP_FILE).get("seeds")
+        content = read_yaml(path / GROUP_FILE)
+        seeds, failures = content.get("seeds"), content.get("failures")
         if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
             raise UsageError(f"{display_path(path / GROUP_FILE)} lists no seeds; restore it, or start a new group.")
-        return GroupFolder(path, seeds)
+        known = failures.items() if isinstance(failures, dict) else ()
+        return GroupFolder(path, seeds, {str(name): str(reason) for name, reason in known})
 
 
 def seeds_from(given: int | str | Sequence[int], config: Config) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from task_envs import MultiTaskWalk
 
 import unidle
 from unidle.algos.dormancy import DORMANT, dormancy_warning
+from unidle.algos.run_to_end import run_to_end
 from unidle.config import Config, SACRecipe
 from unidle.engine.build import make_envs
 from unidle.engine.checkpoint.checkpoint_file import load_checkpoint, save_checkpoint
@@ -434,9 +435,9 @@ def test_waiting_for_evaluations_counts_as_evaluation_time(at_end: bool) -> None
         make_config(), algo, progress=Progress(), timeline=timeline, callbacks=(), **components, **hooks
     )
     if at_end:
-        tracker.finish()
+        run_to_end(tracker.finish())
     else:
-        tracker.evaluate()
+        run_to_end(tracker.evaluate())
     assert slow.phases == [EVALUATE] * (3 if at_end else 4)
     assert timeline._phase == OTHER
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dashboard_runs import segment, write_lines
+from report_pages import Page
 from rich.console import Console
 
 from unidle.config import Config
@@ -18,46 +18,6 @@ from unidle.errors import UsageError
 from unidle.report.history import history_of
 from unidle.report.page.report import write_report
 from unidle.report.terminal.summary import print_summary
-
-_VOID = {"meta"}
-
-
-class Page(HTMLParser):
-    """The texts of a page by tag and class; fails on unbalanced tags."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[tuple[str, str]] = []
-        self.texts: list[tuple[str, str, str]] = []  # tag, class, text
-        self.attributes: list[tuple[str, str]] = []
-        self.feed(page)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag not in _VOID:
-            self.open.append((tag, dict(attrs).get("class") or ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and data.strip():
-            self.texts.append((*self.open[-1], data))
-
-    def of(self, tag: str, kind: str = "") -> list[str]:
-        return [text for t, k, text in self.texts if t == tag and kind in k.split(" ")]
-
-    def figures(self) -> dict[str, tuple[str, str]]:
-        """Name → (value, detail) of each key figure."""
-        found: dict[str, list[str]] = {}
-        for tag, _, text in self.texts:
-            if tag == "dt":
-                found[text] = []
-            elif tag == "dd":
-                found[list(found)[-1]].append(text)
-        return {name: (rest[0], "".join(rest[1:])) for name, rest in found.items()}
 
 
 def run_folder(folder: Path, records: list[dict[str, Any]], **values: Any) -> Path:

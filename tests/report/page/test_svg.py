@@ -52,6 +52,29 @@ def y_of_tick(root: ET.Element, label: str) -> float:
     return next(float(t.get("y", "nan")) - 4 for t in ticks if t.text == label)
 
 
+def test_thin_lines_are_below_all_others_and_named_by_the_pointer() -> None:
+    bold = Series("mean", [0, 1], [1.0, 2.0], low=[0.0, 1.0], high=[2.0, 3.0])
+    root = chart(bold, Series("one <run>", [0, 1], [0.0, 3.0], thin=True))
+    thin, band, line = (e for e in root.iter() if {"line", "band"} & set(e.get("class", "").split()))
+    assert (thin.get("class"), band.get("class"), line.get("class")) == ("line thin c1", "band c0", "line c0")
+    assert "one <run>" in [e.text for e in thin]
+    assert len(of_class(root, "dot")) == 2  # of the bold line
+
+
+def test_single_point_of_thin_series_is_a_dot() -> None:
+    root = chart(Series("one run", [5], [1.0], thin=True))
+    assert tooltips(root) == ["one run", "steps: 5\none run: 1"]
+    assert len(of_class(root, "dot")) == 1
+
+
+def test_series_out_of_legend_are_drawn_faintly_and_not_in_tooltips_of_the_plot() -> None:
+    x = [float(i) for i in range(100)]
+    root = chart(Series("mean", x, x), Series("one run", x, x, thin=True, in_legend=False))
+    assert texts(root, "chart-name") == ["mean"]
+    assert [e.get("class") for e in of_class(root, "thin")] == ["line thin faint c1"]
+    assert tooltips(root)[:2] == ["one run", "steps: 0\nmean: 0"]
+
+
 def test_line_passes_through_its_points() -> None:
     root = chart(Series("a", [0, 100, 200], [0.0, 10.0, 5.0]))
     [[first, second, third]] = strokes(of_class(root, "line")[0])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from unidle.engine.checkpoint.saver import Saver
 from unidle.engine.evaluate.episode_trace import write_trace
 from unidle.engine.evaluate.evaluations import Evaluations, FinishedEvaluation
 from unidle.engine.progress import Progress, evaluation_rank
+from unidle.engine.turns import Turns
 from unidle.envs.protocol import Fault
 from unidle.metrics.jsonl import read_records
 from unidle.metrics.log import MetricLog
@@ -50,48 +52,50 @@ class BestPolicyTracker:
     has_cut_off: bool = False  # a message has said that an episode was cut off
     n_dormant: int = 0  # latest evaluations in a row with too many dormant neurons
 
-    def evaluate(self) -> None:
+    def evaluate(self) -> Turns[None]:
         """Evaluate the current policy, immediately or asynchronously."""
         while self.evaluations.is_full and not self.is_interrupted():
-            self._wait()
+            yield from self._wait()
         self.timeline.enter(EVALUATE)
         self.evaluations.request(self.progress.step, self.progress.iteration, self._plasticity())
         self.timeline.enter(OTHER)
         self.progress.last_evaluated = self.progress.step
-        self.handle_results()
+        yield from self.handle_results()
 
-    def handle_results(self) -> None:
+    def handle_results(self) -> Turns[None]:
         """Handle finished evaluations, and wait for those whose results have an effect now."""
         self._handle_done()
         while self.evaluations.is_overdue(self.progress.iteration) and not self.is_interrupted():
-            self._wait()
+            yield from self._wait()
 
     def _handle_done(self, seconds: float = 0.0, iteration: float | None = None) -> None:
         for finished in self.evaluations.done(self.progress.iteration if iteration is None else iteration, seconds):
             self._handle(finished)
 
-    def run_pending(self) -> None:
+    def run_pending(self) -> Turns[None]:
         """Run the evaluations that were pending when the run was stopped."""
         self.timeline.enter(EVALUATE)
         self.evaluations.run_pending()
         self.timeline.enter(OTHER)
-        self.handle_results()
+        yield from self.handle_results()
 
-    def finish(self) -> None:
+    def finish(self) -> Turns[None]:
         """Wait for pending evaluations, unless the user interrupts."""
         if self.evaluations.n_open and not self.is_interrupted():
             self._handle_done(iteration=math.inf)
             if self.evaluations.n_open:
                 self.display.on_message(f"Training is done; waiting for {_count(self.evaluations.n_open)}.")
             while self.evaluations.n_open and not self.is_interrupted():
-                self._wait(math.inf)
+                yield from self._wait(math.inf)
             self.save()
         if self.evaluations.n_open:
             self.display.on_message(f"{_count(self.evaluations.n_open)} left; resuming the run completes them.")
 
-    def _wait(self, iteration: float | None = None) -> None:
+    def _wait(self, iteration: float | None = None) -> Turns[None]:
         self.timeline.enter(EVALUATE)  # each time: handling a result enters other phases
-        self._handle_done(_WAIT_SECONDS, iteration)
+        until = monotonic() + _WAIT_SECONDS
+        yield lambda: monotonic() >= until
+        self._handle_done(max(0.0, until - monotonic()), iteration)
         self.timeline.enter(OTHER)
 
     def _handle(self, done: FinishedEvaluation) -> None:

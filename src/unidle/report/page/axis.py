@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 _LARGEST = 1e150  # beyond this, spans overflow; such a loss is practically infinite
+_TIME_UNITS = ((2 * 3600.0, 3600.0, "h"), (120.0, 60.0, "min"))  # from, seconds, name
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ def _nice_step(span: float, count: int) -> float:
 def _trim(value: float, step: float) -> float:
     """Drop the float noise of 3 × 0.1."""
     return round(value, max(0, 2 - math.floor(math.log10(step))))
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """Return seconds and name of the best unit for a time axis up to `longest` seconds."""
+    return next(((seconds, name) for start, seconds, name in _TIME_UNITS if longest >= start), (1.0, "s"))
 
 
 def running_mean(values: Sequence[float | None], window: int) -> list[float | None]:

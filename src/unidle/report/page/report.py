@@ -7,26 +7,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from unidle.config.fields import word_for_none
 from unidle.formatting import duration, faults, percent, score, short_number
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
-from unidle.report.page.cards import SMALL, section, series
+from unidle.report.page.axis import time_unit
+from unidle.report.page.cards import SMALL, heading, key_figures, section, series, setting_text
+from unidle.report.page.document import document
 from unidle.report.page.phase_colours import phase_style
 from unidle.report.page.plasticity import plasticity_section
 from unidle.report.page.provenance import changes_note, provenance_section
 from unidle.report.page.site_graph import site_graph_section
-from unidle.report.page.style import CSS, HATCHES
 from unidle.report.page.success import success_section
 from unidle.report.page.svg import Reference, Series, line_chart, stacked_bar
 from unidle.writing import write_atomically
 
-_TIME_UNITS = (
-    (2 * 3600.0, 3600.0, "h"),
-    (120.0, 60.0, "min"),
-    (0.0, 1.0, "s"),
-)  # from, seconds, name
 _LEARNING = {  # metric → title, meaning
     "train/policy_loss": ("Policy loss", "clipped surrogate"),
     "train/value_loss": ("Value loss", "squared error of returns"),
@@ -67,26 +60,8 @@ def _page(history: History) -> str:
     else:
         sections.append('<p class="note">No iteration has been recorded yet.</p>')
     sections += [_config(history), provenance_section(history)]
-    source = escape(str(history.folder.resolve()))
-    body = "\n".join(filter(None, sections))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{escape(history.name)} · unidle</title>
-<style>{CSS}</style>
-</head>
-<body>
-<svg width="0" height="0" style="position: absolute" aria-hidden="true">{HATCHES}</svg>
-<main>
-{body}
-<footer>Generated from config.yaml and metrics.jsonl in {source}</footer>
-</main>
-</body>
-</html>
-"""
+    source = f"Generated from config.yaml and metrics.jsonl in {history.folder.resolve()}"
+    return document(f"{history.name} · unidle", "\n".join(filter(None, sections)), source)
 
 
 def _heading(history: History) -> str:
@@ -98,13 +73,7 @@ def _heading(history: History) -> str:
         "overlap": history.overlap,
         "device": history.setting("engine", "device"),
     }
-    shown = "".join(
-        f"<span>{name} <b>{escape(str(value))}</b></span>" for name, value in facts.items() if value is not None
-    )
-    return (
-        f'<header><div class="brand">unidle run report</div><h1>{escape(history.name)}</h1>'
-        f'<p class="facts">{shown}</p></header>'
-    )
+    return heading("unidle run report", history.name, facts)
 
 
 def _figures(history: History) -> str:
@@ -125,11 +94,7 @@ def _figures(history: History) -> str:
     if history.success is not None:
         best_success = max(number(r, "eval/success") or 0.0 for r in history.evaluations)
         figures.insert(5, ("Success", percent(history.success), f"final evaluation; best {percent(best_success)}"))
-    cells = "".join(
-        f'<div><dt>{name}</dt><dd class="value">{escape(value)}</dd><dd class="detail">{escape(detail)}</dd></div>'
-        for name, value, detail in figures
-    )
-    return f'<dl class="figures">{cells}</dl>'
+    return key_figures(figures)
 
 
 def _evaluation_figure(record: Record | None) -> tuple[str, str]:
@@ -153,7 +118,7 @@ def _faults(history: History) -> str:
 def _returns(history: History) -> str:
     target = history.setting("run", "target_return")
     reference = Reference(float(target), "target") if isinstance(target, (int, float)) else None
-    seconds, unit = _time_unit(history.wall)
+    seconds, unit = time_unit(history.wall)
     charts = [
         line_chart(
             title,
@@ -251,25 +216,11 @@ def _config(history: History) -> str:
 def _settings(section: str, settings: dict[str, Any]) -> str:
     """Return a card of settings; the recipe is long, so its table has two columns."""
     rows = [
-        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_setting(str(name), value))}</td></tr>'
+        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(setting_text(str(name), value))}</td></tr>'
         for name, value in settings.items()
     ]
     half = (len(rows) + 1) // 2 if section == "recipe" else len(rows)
     tables = "".join(f"<table>{''.join(part)}</table>" for part in (rows[:half], rows[half:]) if part)
     layout = "halves" if section == "recipe" else ""
-    heading = f"<h3>{section}<small>{_MEANING[section]}</small></h3>"
-    return f'<div class="card">{heading}<div class="{layout}">{tables}</div></div>'
-
-
-def _setting(name: str, value: Any) -> str:
-    """Return a value as a user writes it: YAML on one line, or a word for None (auto, off)."""
-    if value is None:
-        return word_for_none(name)
-    if isinstance(value, str):
-        return value  # without the quotes that YAML needs around `off`
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
-
-
-def _time_unit(longest: float) -> tuple[float, str]:
-    """Return seconds and name of the best unit for a time axis up to `longest` seconds."""
-    return next((seconds, name) for start, seconds, name in _TIME_UNITS if longest >= start)
+    title = f"<h3>{section}<small>{_MEANING[section]}</small></h3>"
+    return f'<div class="card">{title}<div class="{layout}">{tables}</div></div>'

@@ -61,6 +61,8 @@ h2 small {
   white-space: nowrap;
 }
 .figures .detail { color: var(--soft); font-size: 13px; min-height: 1.5em; }
+.figures + .figures { margin-top: 16px; }
+@media (max-width: 480px) { .figures .value { font-size: 20px; } }
 .grid { display: grid; gap: 16px; }
 .two { grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
 .three { grid-template-columns: repeat(auto-fill, minmax(min(100%, 310px), 1fr)); }
@@ -83,6 +85,20 @@ td {
 .card h3 { margin: 0 0 8px; font-size: 14px; }
 .tasks tr:first-child th { border-top: 0; }
 .tasks th:not(:first-child) { padding-right: 0; padding-left: 14px; text-align: right; }
+.runs { overflow-x: auto; }
+.runs th:not(:first-child), .runs td { padding-right: 0; padding-left: 18px; text-align: right; white-space: nowrap; }
+.runs thead th { border-top: 0; vertical-align: bottom; }
+.runs tbody th { color: var(--ink); }
+.runs a { color: var(--accent); }
+.runs tr:has(.problem) > * { border-top: 0; padding-left: 0; }
+.problem {
+  position: sticky; left: 0; max-width: min(100%, 100vw - 86px);
+  color: var(--soft); font-family: system-ui, sans-serif; text-align: left; white-space: normal;
+}
+@media (max-width: 480px) {
+  .runs th:not(:first-child), .runs td { padding-left: 12px; }
+  .runs thead th:not(:first-child) { white-space: normal; }
+}
 footer { margin-top: 36px; color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
 .figures, table, .chart { font-variant-numeric: tabular-nums; }
 """
@@ -110,8 +126,12 @@ CHART_CSS = """
   fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round;
   stroke-linecap: round;
 }
+.thin { stroke-width: 1.1; stroke-opacity: .6; }
+.thin:hover { stroke-width: 2.6; stroke-opacity: 1; }
+.thin ~ .line:not(.thin) { stroke-width: 2.8; }
 .faint { stroke-width: 1; stroke-opacity: .32; }
 .band { fill: var(--c); fill-opacity: .15; }
+.thin ~ .band { fill-opacity: .24; pointer-events: none; }
 .area { fill: var(--c); }
 .area ~ .line { stroke: var(--card); stroke-width: 1; }
 .dot { fill: var(--c); stroke: var(--card); stroke-width: 1.3; }

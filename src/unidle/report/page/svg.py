@@ -26,7 +26,9 @@ _CHARACTER = 6.3  # mean character width of the labels' font; SVG cannot measure
 class Series:
     """One line: None, NaN and infinity in `y` are gaps. `low` and `high` bound a shaded band.
 
-    Without a `style` it gets a colour by its index in the chart.
+    Without a `style` it gets a colour by its index in the chart. `thin` series are drawn below the others, without
+    dots on their lines; their names are shown when the pointer is on them. Series that are not `in_legend` are not in
+    the plot's tooltips either.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Series:
     low: Values | None = None
     high: Values | None = None
     style: Style | None = None
+    thin: bool = False
+    in_legend: bool = True
 
     @property
     def is_empty(self) -> bool:
@@ -89,10 +93,11 @@ def line_chart(
     width, height = size
     styles = [line.style or series_style(i) for i, line in enumerate(series)]
     drawn = _stack(series) if stacked else series
-    named = [(style, line.name) for line, style in zip(series, styles) if not line.is_empty]
+    has_data = any(not line.is_empty for line in series)
+    named = [(style, line.name) for line, style in zip(series, styles) if line.in_legend and not line.is_empty]
     legend, legend_height = _legend(named, width) if len(series) > 1 else ("", 0)
     head = _text(2, 17, title, "chart-title") + legend
-    if not named:
+    if not has_data:
         empty = _text(width / 2, height / 2 + 10, "no data yet", "chart-empty", anchor="middle")
         return _svg(title, size, head + empty)
 
@@ -110,8 +115,9 @@ def line_chart(
         y_axis=y_axis,
     )
     body = [head, _text(2, frame.top - 15, y_label, "chart-label"), _axes(frame, labels, x_label)]
+    body += [_thin_line(frame, line, style) for line, style in zip(drawn, styles) if line.thin]
     body += [_band(frame, line, style, "area" if stacked else "band") for line, style in zip(drawn, styles)]
-    body += [_line(frame, line, style, smooth) for line, style in zip(drawn, styles)]
+    body += [_line(frame, line, style, smooth) for line, style in zip(drawn, styles) if not line.thin]
     if reference:
         body.append(_reference(frame, reference))
     body.append(_hover(frame, series, drawn, styles, x_label, as_percent))
@@ -192,6 +198,11 @@ def _axes(frame: _Frame, y_labels: list[str], x_label: str) -> str:
     return "".join(parts)
 
 
+def _thin_line(frame: _Frame, line: Series, style: Style) -> str:
+    kind = "line thin" if line.in_legend else "line thin faint"
+    return _path(frame, line.x, line.y, f"{kind} {style.colour}", line.name)
+
+
 def _line(frame: _Frame, line: Series, style: Style, smooth: bool) -> str:
     if not smooth or len(line.y) < _SMOOTH_FROM:
         return _path(frame, line.x, line.y, f"line {style.colour}")
@@ -200,7 +211,7 @@ def _line(frame: _Frame, line: Series, style: Style, smooth: bool) -> str:
     return faint + _path(frame, line.x, mean, f"line {style.colour}")
 
 
-def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
+def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str, tip: str = "") -> str:
     path, pen = [], "M"
     for i in thinned_indices(ys, _DRAWN_POINTS):
         y = ys[i]
@@ -211,7 +222,8 @@ def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
         # A single point between two gaps is a line to itself: round caps make it a dot.
         path.append(f"M{at}L{at}" if pen == "M" else f"L{at}")
         pen = "L"
-    return f'<path class="{kind}" d="{"".join(path)}"/>' if path else ""
+    inner = f"<title>{escape(tip)}</title>" if tip else ""
+    return f'<path class="{kind}" d="{"".join(path)}">{inner}</path>' if path else ""
 
 
 def _band(frame: _Frame, line: Series, style: Style, kind: str) -> str:
@@ -246,7 +258,7 @@ def _hover(
     """Return hover targets: strips over long series, and dots on the points of short ones."""
     word = percent if as_percent else _value
     is_stacked = drawn is not series
-    long = [i for i, s in enumerate(series) if s.x and (is_stacked or len(s.x) >= _DOTTED_BELOW)]
+    long = [i for i, s in enumerate(series) if s.x and s.in_legend and (is_stacked or len(s.x) >= _DOTTED_BELOW)]
     parts = []
     for x_value, left, right in _strips(frame, series[long[0]].x) if long else ():
         near = [(i, min(bisect_left(series[i].x, x_value), len(series[i].x) - 1)) for i in long]
@@ -259,7 +271,8 @@ def _hover(
         tip = _tooltip(x_value, x_label, lines)
         parts.append(f'<g class="hover">{strip}<g class="cue">{cue}</g>{tip}</g>')
     for i, line in enumerate(series):
-        points = zip(line.x, line.y) if i not in long else ()
+        has_dots = i not in long and (not line.thin or len(line.x) == 1)
+        points = zip(line.x, line.y) if has_dots else ()
         for x_value, y_value in points:
             if plottable(y_value):
                 dot = _dot(frame.x(x_value), frame.y(y_value), styles[i])
