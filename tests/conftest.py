@@ -1,5 +1,6 @@
 """Makes the helpers of this folder and the benchmarks importable, and keeps pytest workers from sharing cores."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -36,6 +37,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu_items and not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and collected tests stay until the end: garbage collections need not visit them
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -542,9 +542,7 @@ class Soak:
             context.stop()
 
 
-def test_run_with_thousand_faults_learns_and_leaks_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_run_with_thousand_faults_learns_and_leaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 faults: 15 worker deaths, 3 hangs, and about as many exceptions as NaN values."""
     monkeypatch.setattr(process, "POLL_SECONDS", 0.1)
     monkeypatch.setattr("unidle.engine.trainer.Timeline", lambda: Timeline(1 << 10))  # soon full
@@ -552,9 +550,6 @@ def test_run_with_thousand_faults_learns_and_leaks_nothing(
     settings |= {"learning_rate": 3e-3, "normalize_obs": False, "normalize_reward": False, "timesteps": 200_000}
     settings |= {"env_timeout": 1.0, "max_env_restarts": 30, "env_kwargs": {"folder": str(tmp_path), "odds": 40}}
     soak = Soak(tmp_path)
-    gc.collect()
-    gc.freeze()  # the collections of the soak need not visit what exists before it
-    request.addfinalizer(gc.unfreeze)
     run = unidle.train(RandomFaults, runs_dir=str(tmp_path), after_iteration=[soak], **settings)
     counts = Counter(record["fault"] for record in records(run, "fault"))
     assert counts["killed"] == KILLS
