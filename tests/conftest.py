@@ -1,13 +1,15 @@
 """Makes the helpers of this folder and the benchmarks importable, and keeps pytest workers from sharing cores."""
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from hypothesis import settings
 
@@ -35,6 +37,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu_items and not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and collected tests stay until the end: garbage collections need not visit them
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pickled_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Sends environments of a test module to workers by value: importing that module there imports torch and pytest."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
 
 
 @pytest.fixture(scope="session")

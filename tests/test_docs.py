@@ -48,22 +48,23 @@ def pages(paths: list[Path]) -> Any:
 # ```sh blocks are not run: `make demo` and `make test` would run this test again, and `pip install` changes the
 # machine.
 SESSION = """
-import subprocess, sys
+import gc, subprocess, sys
 for index, (language, text) in enumerate({blocks!r}):
     print(f"--- block {{index}}", flush=True)
     if language == "bash":
         subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
     else:
         exec(compile(text, f"block {{index}}", "exec"), globals())
+gc.freeze()  # else garbage collection at exit traverses all of torch
 """
 
 
 def shortened(text: str) -> str:
-    """Divides timesteps above 10,000 by 25, so that the pages can show realistic numbers."""
+    """Divides timesteps above 10,000 by 100, so that the pages can show realistic numbers."""
 
     def shorter(found: re.Match[str]) -> str:
         steps = int(found[2].replace("_", ""))
-        return found[1] + str(steps // 25 if steps > 10_000 else steps)
+        return found[1] + str(steps // 100 if steps > 10_000 else steps)
 
     return re.sub(r"(timesteps[ =])([\d_]+)", shorter, text)
 

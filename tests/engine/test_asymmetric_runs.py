@@ -62,7 +62,7 @@ def test_critic_learns_from_privileged_observations_that_actor_lacks(tmp_path: P
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
 def test_resumed_run_equals_uninterrupted_run(recurrent: str, tmp_path: Path) -> None:
     settings = {**SETTINGS, **GROUPS, "recurrent": recurrent, "recurrent_size": 8, "normalize_obs": True}
-    settings |= {"runs_dir": str(tmp_path), "quiet": True, "eval_every": 0}
+    settings |= {"runs_dir": str(tmp_path), "quiet": True, "eval_every": 0, "n_epochs": 2}
     uninterrupted = unidle.train(Push, **settings, timesteps=2048, run_name="uninterrupted")
     unidle.train(Push, **settings, timesteps=1024, run_name="resumed")
     resumed = unidle.resume(tmp_path / "resumed", env=Push, timesteps=2048, quiet=True)
@@ -75,7 +75,7 @@ def test_resumed_run_equals_uninterrupted_run(recurrent: str, tmp_path: Path) ->
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
 def test_loaded_and_exported_policies_need_only_actor_observations(recurrent: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    settings = {**SETTINGS, **GROUPS, "recurrent": recurrent, "recurrent_size": 8, "normalize_obs": True}
+    settings = {**SETTINGS, **GROUPS, "recurrent": recurrent, "recurrent_size": 8, "normalize_obs": True, "n_epochs": 2}
     unidle.train(Push, **settings, timesteps=1024, runs_dir=str(tmp_path), run_name="run", quiet=True)
     run = unidle.load(tmp_path / "run")
     session = onnxruntime.InferenceSession(export_onnx(run.agent, tmp_path / "policy.onnx"))

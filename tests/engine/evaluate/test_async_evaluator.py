@@ -520,9 +520,16 @@ def is_running(pid: int) -> bool:
     return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
 
 
-def children_of(parent: int) -> list[int]:
-    path = Path(f"/proc/{parent}/task/{parent}/children")
-    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+def evaluators_of(trainer: int) -> list[int]:
+    children = psutil.Process(trainer).children()  # for a moment others too, such as git
+    return [child.pid for child in children if "worker_main" in " ".join(command_line(child))]
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has exited
+        return []
 
 
 def test_evaluators_exit_when_trainer_is_killed_or_interrupted(tmp_path: Path) -> None:
@@ -540,9 +547,9 @@ def test_evaluators_exit_when_trainer_is_killed_or_interrupted(tmp_path: Path) -
         trainer = subprocess.Popen([sys.executable, str(script)], cwd=folder, env=environment, stderr=subprocess.PIPE)
         try:
             deadline = time.monotonic() + 60
-            while len(children_of(trainer.pid)) < 2 and time.monotonic() < deadline:
+            while len(evaluators_of(trainer.pid)) < 2 and time.monotonic() < deadline:
                 time.sleep(0.05)
-            pids = children_of(trainer.pid)
+            pids = evaluators_of(trainer.pid)
             assert len(pids) == 2
             time.sleep(0.5)
             trainer.send_signal(sig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 
@@ -17,6 +18,7 @@ def main() -> None:
     end_with_trainer()
     guard_output()  # an environment that prints must not fail because nobody reads it
     os.nice(_NICENESS)
+    gc.disable()  # garbage collections during the imports, and one of all of torch at exit, take half a second
     from multiprocessing.connection import Connection
 
     import cloudpickle
@@ -25,6 +27,8 @@ def main() -> None:
     from unidle.engine.evaluate.worker import EvaluationJob, Evaluator
     from unidle.envs.pool.worker import error_message
 
+    gc.freeze()
+    gc.enable()
     pipe = Connection(int(sys.argv[1]))
     try:
         job: EvaluationJob = cloudpickle.loads(pipe.recv_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import re
 import sys
@@ -138,3 +139,4 @@ def job_setup(trainer: Trainer) -> dict[str, Any]:
 
 if __name__ == "__main__":
     main()
+    gc.freeze()  # else garbage collection at exit traverses all of torch
