@@ -31,6 +31,7 @@ from unidle.engine.checkpoint.run_name import existing_path, new_path
 from unidle.engine.checkpoint.trust import require_trust
 from unidle.engine.checkpoint.warm_start import warm_start
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, longest_episode, play, use_statistics
+from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.placement import choose_device, choose_workers
 from unidle.engine.trainer import Trainer
 from unidle.envs.env_object import settings_of
@@ -376,7 +377,7 @@ class _Build:
     @guarded_output()
     def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
         limit_threads()
-        with nullcontext(_Quiet()) if self.quiet else Display() as display:
+        with nullcontext(_Quiet()) if self.quiet else Display() as display, OtherTrainers() as others:
             for note in notes:
                 display.on_message(note)
             trainer = Trainer(
@@ -387,6 +388,7 @@ class _Build:
                 callbacks=self.callbacks,
                 writers=self.writers,
                 meter=RunMeter(display.on_message, display.on_meter, trace=config.run.trace),
+                others=others,
             )
             try:
                 if config.run.init_from is not None and RunFolder(path).latest() is None:

@@ -23,6 +23,7 @@ _CONTROL = "nvidia-cuda-mps-control"
 _ANSWER_S = 10.0  # for the daemon to answer a command
 _START_S = 15.0
 _QUIT_S = 15.0  # for its servers to end; their clients have ended before
+_LONGEST_PARENT = 60  # bytes: the daemon listens at a socket there, whose path may have 107
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 
 
@@ -52,9 +53,10 @@ class Mps:
         self._stack.close()
 
     def _start(self) -> None:
-        folder = Path(
-            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="unidle-mps-", ignore_cleanup_errors=True))
-        )
+        parent = tempfile.gettempdir()
+        parent = parent if len(os.fsencode(parent)) <= _LONGEST_PARENT else "/tmp"
+        temporary = tempfile.TemporaryDirectory(prefix="unidle-mps-", dir=parent, ignore_cleanup_errors=True)
+        folder = Path(self._stack.enter_context(temporary))
         variables = {_PIPES: str(folder / "pipes"), _LOGS: str(folder / "logs")}
         for path in variables.values():
             Path(path).mkdir(mode=0o700)
