@@ -165,18 +165,8 @@ def test_more_jobs_than_slots_take_turns(tmp_path: Path) -> None:
 
 
 def test_unidle_job_shows_its_speed_and_its_run_folder(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "unidle",
-        "train",
-        "--env",
-        "CartPole-v1",
-        "--timesteps",
-        "30000",
-        "--run-name",
-        "a",
-    ]
+    train = "--env CartPole-v1 --timesteps 12000 --eval-every 0 --run-name a"
+    command = [sys.executable, "-m", "unidle", "train", *train.split()]
     done = finished(tmp_path, "--json", "--", *command)
     assert done.returncode == 0, done.stderr
     (job,) = json.loads(done.stdout)["jobs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,7 +57,9 @@ def descendants(table: Mapping[int, Process], root: int) -> set[int]:
 def open_files(pid: int) -> list[Path]:
     """The files that a process has open."""
     folder = _PROC / str(pid) / "fd"
-    try:
-        return [Path(os.readlink(folder / name)) for name in os.listdir(folder)]
-    except OSError:
-        return []  # it has just ended or closed one, or belongs to another user
+    found = []
+    with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):  # it has just closed this one
+                found.append(Path(os.readlink(folder / name)))
+    return found
