@@ -2,7 +2,9 @@
 
 A script that imports only the standard library: it starts in milliseconds, and needs no unidle on the job's PYTHONPATH.
 
-    python -I -S keeper.py SOCKET CORES COMMAND…
+    python -I -S keeper.py SOCKET CORES PATIENCE COMMAND…
+
+PATIENCE is how many seconds after the end of the packer it ends the command.
 
 It sends JSON lines: {"pid": …} or {"error": …}, then {"status": …}. Each byte that it receives is a signal for the
 command's process group; SIGKILL goes to every process of the command. Processes that the command leaves behind are
@@ -33,8 +35,8 @@ _GIVE_UP_S = 20.0  # after the first SIGKILL: a process that waits for a broken 
 class Keeper:
     """The command, its processes, and the signals that are still to be sent."""
 
-    def __init__(self, pipe: socket.socket, command: list[str]) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: socket.socket, patience: float, command: list[str]) -> None:
+        self._pipe, self._patience = pipe, patience
         self._libc = ctypes.CDLL(None)
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._status: int | None = None
@@ -60,7 +62,7 @@ class Keeper:
                 received = self._receive()
                 if not received:  # the packer is gone
                     sources.remove(self._pipe)
-                    self._end(0.0)
+                    self._end(self._patience)
                 for number in received:
                     self._send(number)
             self._send_due()
@@ -147,7 +149,7 @@ def say(pipe: socket.socket, message: dict[str, object]) -> None:
         pipe.sendall(json.dumps(message).encode() + b"\n")
 
 
-def main(descriptor: str, cores: str, *command: str) -> None:
+def main(descriptor: str, cores: str, patience: str, *command: str) -> None:
     """Keep one command."""
     pipe = socket.socket(fileno=int(descriptor))
     pipe.set_inheritable(False)
@@ -157,7 +159,7 @@ def main(descriptor: str, cores: str, *command: str) -> None:
     try:
         if cores:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-        keeper = Keeper(pipe, list(command))
+        keeper = Keeper(pipe, float(patience), list(command))
     except OSError as error:
         say(pipe, {"error": error.strerror})
         return

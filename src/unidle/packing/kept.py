@@ -25,16 +25,27 @@ class KeptProcess:
     """A command in its own session; neither it nor a process that it starts outlives this process."""
 
     def __init__(
-        self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: Path, cores: Sequence[int] = ()
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        output: Path,
+        cores: Sequence[int] = (),
+        patience: float = 0.0,
     ) -> None:
-        """Start `command` on `cores`, or on all; what it prints goes to the new file `output`."""
+        """Start `command` on `cores`, or on all; what it prints goes to the new file `output`.
+
+        If this process is killed, the command is ended `patience` seconds later.
+        """
         self._pipe, theirs = socket.socketpair()
         self._received = b""
         self.status: int | None = None
         """Exit status once it and all of its processes have ended; negative: the signal that ended it."""
+        keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(theirs.fileno()), ",".join(map(str, cores))]
         with theirs, output.open("xb") as file, signals.blocked():  # until the keeper can ignore them
             self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_KEEPER), str(theirs.fileno()), ",".join(map(str, cores)), *command],
+                [*keeper, str(patience), *command],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=file,

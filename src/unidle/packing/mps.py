@@ -23,6 +23,7 @@ _CONTROL = "nvidia-cuda-mps-control"
 _ANSWER_S = 10.0  # for the daemon to answer a command
 _START_S = 15.0
 _QUIT_S = 15.0  # for its servers to end; their clients have ended before
+_OUTLIVES_S = 6.0  # if the packer is killed: its jobs may save until they are killed too
 _LONGEST_PARENT = 60  # bytes: the daemon listens at a socket there, whose path may have 107
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 
@@ -65,7 +66,8 @@ class Mps:
         env = {name: value for name, value in {**os.environ, **variables}.items() if name != "CUDA_VISIBLE_DEVICES"}
         try:
             output = folder / "output.txt"
-            daemon = KeptProcess([_CONTROL, "-f"], cwd=folder, env=env, output=output)  # -f: in the foreground
+            command = [_CONTROL, "-f"]  # in the foreground
+            daemon = KeptProcess(command, cwd=folder, env=env, output=output, patience=_OUTLIVES_S)
         except StartError as error:
             self.text = f"off: {_CONTROL} cannot run ({error})"
             return

@@ -119,7 +119,7 @@ def _line(packed: PackedJob) -> str:
         packed.job.name,
         _duration(packed),
         None if speed is None else f"{short_number(speed)} steps/s",
-        None if packed.cores_used is None else f"{_cores(packed)} cores",
+        None if packed.cores_used is None else f"{_cores(packed)} core{'s' * (len(packed.cores) > 1)}",
         None if packed.memory is None else _memory(packed.memory),
         None if share is None else f"GPU {_share(packed)}",
         packed.progress.last_line,
