@@ -1,5 +1,6 @@
 """Makes the helpers of this folder and the benchmarks importable, and keeps pytest workers from sharing cores."""
 
+import atexit
 import gc
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 os.environ["XDG_STATE_HOME"] = f"{tempfile.gettempdir()}/unidle-tests-{os.getuid()}"  # not the user's own key
+os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="unidle-tests-")  # runs of other tests are not found there
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported anywhere
 
 import torch
@@ -21,6 +23,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: kernels run step by step on the CPU
 
+atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -87,7 +87,7 @@ def run_blocks(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", SESSION.format(blocks=runnable)],
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "XDG_RUNTIME_DIR": str(folder)},  # runs of other pages are not found there
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

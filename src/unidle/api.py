@@ -33,6 +33,7 @@ from unidle.engine.checkpoint.trust import require_trust
 from unidle.engine.checkpoint.warm_start import warm_start
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, longest_episode, play, use_statistics
 from unidle.engine.interrupts import Interrupts
+from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.placement import choose_device, choose_workers
 from unidle.engine.sharing import Sharing
 from unidle.engine.trainer import Trainer
@@ -468,11 +469,11 @@ class _Build:
     @guarded_output()
     def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
         limit_threads()
-        with nullcontext(_Quiet()) if self.quiet else Display() as display:
+        with nullcontext(_Quiet()) if self.quiet else Display() as display, OtherTrainers() as others:
             for note in notes:
                 display.on_message(note)
             meter = RunMeter(display.on_message, display.on_meter, trace=config.run.trace)
-            trainer = self._trainer(config, display, meter=meter)
+            trainer = self._trainer(config, display, meter=meter, others=others)
             try:
                 folder = self._folder(trainer, path, display, is_new=is_new)
                 try:
@@ -496,7 +497,7 @@ class _Build:
         def new_run(
             config: Config, path: Path, display: ProgressDisplay, sharing: Sharing, interrupts: Interrupts
         ) -> tuple[Trainer, RunFolder]:
-            trainer = self._trainer(config, display, sharing=sharing, interrupts=interrupts)
+            trainer = self._trainer(config, display, others=others, sharing=sharing, interrupts=interrupts)
             try:
                 is_new = not (path / "config.yaml").is_file()
                 return trainer, self._folder(trainer, path, display, is_new=is_new)
@@ -504,7 +505,8 @@ class _Build:
                 trainer.close()
                 raise
 
-        with GroupDisplay([path.name for path in group.runs], quiet=self.quiet) as display:
+        names = [path.name for path in group.runs]
+        with GroupDisplay(names, quiet=self.quiet) as display, OtherTrainers() as others:
             for note in notes:
                 display.on_message(note)
             result = train_group(group, configs, new_run, display)

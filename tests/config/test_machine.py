@@ -164,6 +164,14 @@ def test_free_memory_uses_cgroup_v1_limits(cgroup: Path, monkeypatch: pytest.Mon
     assert machine.free_memory() == 0
 
 
+def test_threads_of_another_environment_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    environment = {"OMP_NUM_THREADS": "2"}
+    machine.limit_threads(environment)
+    assert environment == {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    assert os.environ == {}
+
+
 def test_threads_are_limited_to_one_unless_user_sets_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

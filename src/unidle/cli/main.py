@@ -1,6 +1,7 @@
 """Runs a command, and turns errors into one sentence and an exit code.
 
-The codes are 0 for success, 2 for a usage error, 128 + n if signal n stopped the command, and 1 for anything else.
+The codes are 0 for success, 2 for a usage error, 128 + n if signal n stopped the command, and 1 for anything else;
+`unidle watch` and `unidle pack` pass on those of the commands that they run.
 
 Heavy imports are made only by the commands that need them, so that `unidle --help` is instant.
 """
@@ -19,7 +20,7 @@ from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from typing import Any
 
-from unidle.cli.results import Signalled
+from unidle.cli.results import Ended
 from unidle.config.machine import limit_threads
 from unidle.config.settings import RECIPES
 from unidle.errors import TrainingError, UsageError
@@ -38,6 +39,7 @@ _COMMANDS = {
     "monitor": "show live GPU and CPU readings",
     "watch": "run any command, and report what its GPU waited for",
     "tune": "find faster engine settings for a job by measuring",
+    "pack": "run several commands side by side on one GPU",
 }
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -79,14 +81,14 @@ def run(argv: list[str]) -> int:
         print(__version__)
         return 0
     name, rest = argv[0], argv[1:]
-    flags = rest[: rest.index("--")] if "--" in rest else rest  # after `--`: the watched command
+    flags = rest[: rest.index("--")] if "--" in rest else rest  # after `--`: other commands
     if name not in _COMMANDS:
         near = difflib.get_close_matches(name, _COMMANDS, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(_COMMANDS)}."
         return _report_error(f"There is no command `{name}`; {hint}", flags, 2)
     try:
         module = name.replace("-", "_")
-        command: Callable[[list[str]], dict[str, Any] | Signalled | None] = getattr(
+        command: Callable[[list[str]], dict[str, Any] | Ended | None] = getattr(
             import_module(f"unidle.cli.{module}"), f"{module}_command"
         )
         # Environments may print; with --json, standard output is only for the result.
@@ -113,8 +115,8 @@ def run(argv: list[str]) -> int:
     except Exception as error:
         return _report_defect(error, flags)
     code = 0
-    if isinstance(result, Signalled):
-        code = 128 + result.signal
+    if isinstance(result, Ended):
+        code = result.code
         result = result.result
     if result is not None:
         print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""The result of a command that was stopped by a signal."""
+"""The result of a command that ends with an exit code of its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Signalled:
-    """The result of a command that a signal stopped; the exit code says which."""
+class Ended:
+    """What --json prints, and the exit code: of a command that a signal stopped, or of jobs that failed."""
 
     result: dict[str, Any] | None
-    signal: int
+    code: int

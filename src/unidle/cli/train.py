@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from unidle.cli.flags import Result, normalise_flags, parse, peek, replace_renamed_flags, wants_help
 from unidle.cli.job import JobFlags, job_of
-from unidle.cli.results import Signalled
+from unidle.cli.results import Ended
 from unidle.cli.trust import is_trusted
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
@@ -42,7 +42,7 @@ class _TrainFlags(JobFlags):
 
 
 @explain_out_of_memory()
-def train_command(argv: list[str]) -> Result | Signalled:
+def train_command(argv: list[str]) -> Result | Ended:
     """`unidle train`"""
     path = peek(argv, "--resume")
     if path and path != "auto" and not wants_help(argv):
@@ -61,7 +61,7 @@ def train_command(argv: list[str]) -> Result | Signalled:
     return _close(trained, job.flags)
 
 
-def _resume(argv: list[str]) -> Result | Signalled:
+def _resume(argv: list[str]) -> Result | Ended:
     argv, notes = replace_renamed_flags(argv)
     argv = normalise_flags(argv)
     path = Path(peek(argv, "--resume") or "")
@@ -106,7 +106,7 @@ def _first_run(group: Path) -> Path:
     return found[0]
 
 
-def _close_group(trained: TrainedGroup, flags: _TrainFlags) -> Result | Signalled:
+def _close_group(trained: TrainedGroup, flags: _TrainFlags) -> Result | Ended:
     """Print the statistics over the runs, or return them for --json."""
     result = trained.summary() if flags.json else None
     if not flags.json and not flags.quiet:
@@ -118,10 +118,10 @@ def _close_group(trained: TrainedGroup, flags: _TrainFlags) -> Result | Signalle
         console = Console(highlight=False)
         console.print()
         print_facts(console, group_facts(trained.summary()) | {"report": display_path(trained.report)})
-    return result if trained.stopped_by is None else Signalled(result, trained.stopped_by)
+    return result if trained.stopped_by is None else Ended(result, 128 + trained.stopped_by)
 
 
-def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | Signalled:
+def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | Ended:
     """Print the summary at the end of training, or return it for --json."""
     result = trained.summary() if flags.json else None
     if not flags.json and not flags.quiet:
@@ -131,4 +131,4 @@ def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | Signalled:
 
         checkpoint = trained.folder.best_or_latest()
         print_summary(Console(highlight=False), trained.path, report=trained.report, checkpoint=checkpoint)
-    return result if trained.stopped_by is None else Signalled(result, trained.stopped_by)
+    return result if trained.stopped_by is None else Ended(result, 128 + trained.stopped_by)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -89,8 +90,8 @@ def _entry(path: Path, name: str) -> list[int]:
     return [int(words[1]) for words in lines if words[:1] == [name]]
 
 
-def limit_threads() -> None:
-    """Limit OpenMP, MKL and OpenBLAS to one thread, in this process and its children."""
+def limit_threads(environment: MutableMapping[str, str] | None = None) -> None:
+    """Limit OpenMP, MKL and OpenBLAS to one thread, in this environment or in that of this process and its children."""
     # Call before NumPy and torch load: they read these variables once. The user's values take precedence.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")
+        (os.environ if environment is None else environment).setdefault(variable, "1")

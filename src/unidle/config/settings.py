@@ -354,7 +354,7 @@ class Engine:
     subproc: OrAuto[bool] = None
     """Step environments in worker processes; auto: decided by timing a few steps."""
     workers: OrAuto[int] = None
-    """Worker processes; auto: one per core, minus one with a GPU or overlap, or fewer if that is as fast."""
+    """Worker processes; auto: one per core, minus one with a GPU or overlap; fewer if as fast, or beside other runs."""
     slices: OrAuto[int] = None
     """Groups of environments per worker; one steps while another waits for actions. auto: 2, or 1 if that is enough."""
     pin_cores: OrAuto[bool] = None

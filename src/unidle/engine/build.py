@@ -25,7 +25,8 @@ from unidle.engine.cuda_graphs import Capture
 from unidle.engine.env_notes import env_notes, require_episode_records
 from unidle.engine.learn.device_loop import DeviceLoop, can_capture_iteration
 from unidle.engine.memory_check import require_memory_for_networks, require_memory_for_rollouts
-from unidle.engine.placement import choose_device, choose_slices, choose_workers, set_numerics
+from unidle.engine.other_trainers import OtherTrainers
+from unidle.engine.placement import choose_device, choose_slices, choose_workers, fewer_workers, set_numerics
 from unidle.engine.sharing import Sharing
 from unidle.envs.aio.pool import AsyncEnvs
 from unidle.envs.device.host_view import TensorEnvs
@@ -55,6 +56,7 @@ class RunParts:
     collector: HostCollector | DeviceCollector
     loop: DeviceLoop | None  # None unless whole iterations run on the device
     workers: int  # worker processes; 0: environments are stepped in this process
+    cores: int | None  # for this run, if other trainers use the machine too; None: all
     precision: str
     capture: Capture
 
@@ -66,9 +68,13 @@ def build_parts(
     timeline: Timeline,
     say: Callable[[str], None],
     on_fault: Callable[..., None],
+    others: OtherTrainers | None = None,
     sharing: Sharing | None = None,
 ) -> RunParts:
-    """Probe the environment, then build the parts of a run; `sharing`: with other runs in this process."""
+    """Probe the environment, then build the parts of a run.
+
+    The run shares the machine's cores with `others`, and this process with the runs of `sharing`.
+    """
     recipe, run, engine = config.recipe, config.run, config.engine
     device = choose_device(engine.device)
     precision = set_numerics(device, recipe)
@@ -104,10 +110,13 @@ def build_parts(
     if env is None:
         torch.set_rng_state(weights.get_state())
     rollouts = [Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(n_rollouts)]
+    share = others.share() if others is not None else None
+    cores = share.cores if share is not None else None
     loop: DeviceLoop | None = None
     collector: HostCollector | DeviceCollector
     if env is not None:
         workers = 0
+        is_busy = True
         collector = DeviceCollector(env, env_spec, policy, rollouts[0], run.seed, timeline, capture_parts, say)
         if engine.compile:
             collector.compile_steps()
@@ -116,10 +125,13 @@ def build_parts(
     else:
         # This process launches GPU work, or learns while the environments step.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
-        workers = choose_workers(engine, recipe.n_envs, env_spec.step_seconds, is_busy=is_busy)
+        job = engine, recipe.n_envs, env_spec.step_seconds
+        workers = choose_workers(*job, is_busy=is_busy, cores=cores)
         if workers and (reason := _stays_here(maker, engine)):
             workers = 0
             say(reason)
+        elif share is not None and workers < (alone := choose_workers(*job, is_busy=is_busy)):
+            say(fewer_workers(share, workers, alone))
         if sharing is not None and engine.workers is None:
             workers = sharing.share_of(workers)
         slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
@@ -133,7 +145,9 @@ def build_parts(
             envs.close()
             raise
         collector.schedule.n_rollouts = round_up_timesteps(run.timesteps, recipe.total_batch) // recipe.total_batch
-    return RunParts(env_spec, algo, collector, loop, workers, precision, capture)
+    if others is not None:
+        others.announce(max(1, workers * (sharing.members if sharing else 1) + is_busy))
+    return RunParts(env_spec, algo, collector, loop, workers, cores, precision, capture)
 
 
 def _stays_here(maker: EnvMaker, engine: Engine) -> str | None:

@@ -10,6 +10,7 @@ import torch
 from unidle.config import Engine, Recipe
 from unidle.config.machine import available_cores
 from unidle.engine.collect.host import QUICK_SECONDS
+from unidle.engine.other_trainers import CoreShare
 from unidle.errors import UsageError
 
 # A round trip to a worker takes about this long: work that takes less is faster in this process.
@@ -56,6 +57,13 @@ def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy:
         workers = -(-n_envs // 2)
     saved = n_envs * step_seconds * (1 - 1 / min(cores, workers + is_busy))
     return workers if engine.subproc or engine.workers or saved > _POOL_OVERHEAD_SECONDS else 0
+
+
+def fewer_workers(share: CoreShare, workers: int, alone: int) -> str:
+    """A message: because of other trainers, there are fewer worker processes than this run would start alone."""
+    others = f"{share.others} other unidle trainer{'s' * (share.others > 1)}"
+    chosen = f"{workers} worker process{'es' * (workers > 1)}" if workers else "no worker processes"
+    return f"Found {others} on these {share.total} cores: {chosen} instead of {alone}; --workers sets another number."
 
 
 def choose_slices(engine: Engine, n_envs: int, workers: int, step_seconds: float, device: torch.device) -> int:

@@ -28,6 +28,7 @@ from unidle.engine.iteration_log import IterationLog, is_due
 from unidle.engine.learn.device_loop import DeviceLoop
 from unidle.engine.learn.finite import NonFinite, first_non_finite, why_not_finite
 from unidle.engine.learn.learner import Learner
+from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.overlap import ENV_FAILURES, Overlap
 from unidle.engine.progress import Progress
 from unidle.engine.run_facts import run_facts, start_notes
@@ -59,15 +60,20 @@ class Trainer:
         callbacks: Callbacks = _NO_CALLBACKS,
         writers: Sequence[MetricWriter] = (),
         meter: TimeMeter | None = None,
+        others: OtherTrainers | None = None,
         sharing: Sharing | None = None,
         interrupts: Interrupts | None = None,
     ) -> None:
-        """`sharing` and `interrupts` are those of a group of runs in this process, if it is part of one."""
+        """`others`: the trainers with which it shares the machine's cores; None: it takes all.
+
+        `sharing` and `interrupts` are those of a group of runs in this process, if it is part of one.
+        """
         self.config, self._display, self._meter, self._writers = config, display, meter, writers
         self._is_async = maker.kind == "async"
         self._callbacks = callbacks
         self._timeline = Timeline()
-        self._parts = build_parts(config, maker, network, self._timeline, display.on_message, self._on_fault, sharing)
+        say = display.on_message
+        self._parts = build_parts(config, maker, network, self._timeline, say, self._on_fault, others, sharing)
         self.env_spec, self.algo, self.collector = self._parts.env_spec, self._parts.algo, self._parts.collector
         self._learner = Learner(self.algo, self._timeline)
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
@@ -86,7 +92,7 @@ class Trainer:
                 self.algo.policy,
                 network,
                 in_workers=workers > 0,
-                processes=choose_processes(config, maker, self.env_spec, workers),
+                processes=choose_processes(config, maker, self.env_spec, workers, self._parts.cores),
                 delay=effect_delay(config, maker, self.env_spec, has_callbacks=bool(callbacks.after_evaluation)),
                 clock=self._clock.record,
                 say=display.on_message,

@@ -588,6 +588,8 @@ def test_number_of_processes_follows_from_spare_cores_and_length_of_evaluation(
     _, maker, env_spec = policy_and_envs()
     config, env_spec = make_config(eval_episodes=200, n_tasks=n_tasks), replace(env_spec, step_seconds=step_seconds)
     assert choose_processes(config, maker, env_spec, workers) == chosen
+    monkeypatch.setattr("unidle.engine.evaluate.schedule.available_cores", lambda: 64)
+    assert choose_processes(config, maker, env_spec, workers, cores) == chosen  # beside other trainers
     assert choose_processes(config, replace(maker, kind="async"), env_spec, workers) == 0
     assert choose_processes(config, replace(maker, kwargs={"lock": threading.Lock()}), env_spec, workers) == 0
 

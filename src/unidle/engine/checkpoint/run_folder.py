@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +25,7 @@ from unidle.engine.checkpoint.checkpoint_file import (
 from unidle.engine.checkpoint.provenance import SECTION, with_entry
 from unidle.engine.checkpoint.trust import sign
 from unidle.errors import UsageError
+from unidle.locks import release, try_lock
 from unidle.writing import open_to_append, refuse_link, write_atomically
 
 _LOCK_TIMEOUT_S = 0.1  # a dashboard that checks whether the run is training holds the lock for microseconds
@@ -98,12 +97,11 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(exist_ok=True)
             self._lock = open_to_append(self.path / ".lock")
-            _locks.add(self._lock)
         except OSError as error:
             shown = display_path(self.path)
             raise UsageError(f"Cannot write to {shown} ({error.strerror}); copy the run elsewhere.") from None
         deadline = monotonic() + _LOCK_TIMEOUT_S
-        while not _try_lock(self._lock):
+        while not try_lock(self._lock):
             if monotonic() > deadline:
                 raise UsageError(f"Another process is training in {display_path(self.path)}; wait for it, or stop it.")
             sleep(_LOCK_TIMEOUT_S / 20)
@@ -114,8 +112,7 @@ class RunFolder:
     def unlock(self) -> None:
         """Release the lock."""
         if self._lock is not None:
-            _locks.discard(self._lock)
-            self._lock.close()
+            release(self._lock)
 
     def saved(self) -> list[Path]:
         """Numbered checkpoints, oldest first."""
@@ -186,30 +183,9 @@ class RunFolder:
         return self.policies()[0]
 
 
-_locks: set[IO[str]] = set()  # those that this process may hold
-
-
-def _close_locks() -> None:
-    for lock in _locks:
-        lock.close()
-    _locks.clear()
-
-
-# A process that an environment forks would inherit the lock, and keep it if it outlives the trainer.
-os.register_at_fork(after_in_child=_close_locks)
-
-
 def _cannot_create(path: Path, error: OSError) -> UsageError:
     shown = display_path(path)
     return UsageError(f"Cannot create the run folder {shown} ({error.strerror}); choose another --runs-dir.")
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def without_replay_buffer(state: dict[str, Any]) -> dict[str, Any]:

@@ -18,12 +18,12 @@ def can_be_async(maker: EnvMaker, env_spec: EnvSpec) -> bool:
     return not (env_spec.on_device or env_spec.vectorised or maker.kind == "async")
 
 
-def choose_processes(config: Config, maker: EnvMaker, env_spec: EnvSpec, workers: int) -> int:
+def choose_processes(config: Config, maker: EnvMaker, env_spec: EnvSpec, workers: int, cores: int | None = None) -> int:
     """Number of processes for asynchronous evaluation; 0: the trainer evaluates, and training waits.
 
-    Training steps its environments in this process and in `workers` others.
+    Training steps its environments in this process and in `workers` others. `cores` defaults to those of this machine.
     """
-    processes, cores = config.engine.eval_workers, available_cores()
+    processes, cores = config.engine.eval_workers, cores or available_cores()
     if processes == 0 or config.run.eval_every == 0:
         return 0
     if not can_be_async(maker, env_spec):

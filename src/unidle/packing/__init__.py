@@ -1,0 +1,1 @@
+"""Several commands side by side on one machine and GPU."""
