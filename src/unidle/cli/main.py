@@ -19,6 +19,7 @@ from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from typing import Any
 
+from unidle.cli.flags import wants_help
 from unidle.cli.results import Signalled
 from unidle.config.machine import limit_threads
 from unidle.config.settings import RECIPES
@@ -54,8 +55,8 @@ examples:
   unidle train --resume runs/my-run
   unidle eval runs/my-run --episodes 20
 
-`unidle COMMAND --help` shows the options of a command, `unidle train --algo sac --help` the settings of an algorithm
-({", ".join(RECIPES)}). Commands that print a result take --json."""
+`unidle help COMMAND` shows the options of a command, `unidle train --algo sac --help` the settings of an algorithm
+({", ".join(RECIPES)}), `unidle train --help-all` everything. Commands that print a result take --json."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -70,10 +71,12 @@ def run(argv: list[str]) -> int:
     """Run one command; returns its exit code."""
     if argv[:1] != ["watch"]:  # which must not change the environment of its command
         limit_threads()
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         print(_HELP)
         return 0
-    if argv[0] == "--version":
+    if argv[0] in ("-V", "--version"):
         from unidle import __version__
 
         print(__version__)
@@ -81,7 +84,7 @@ def run(argv: list[str]) -> int:
     name, rest = argv[0], argv[1:]
     flags = rest[: rest.index("--")] if "--" in rest else rest  # after `--`: the watched command
     if name not in _COMMANDS:
-        near = difflib.get_close_matches(name, _COMMANDS, n=1)
+        near = difflib.get_close_matches(name, [*_COMMANDS, "help"], n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(_COMMANDS)}."
         return _report_error(f"There is no command `{name}`; {hint}", flags, 2)
     try:
@@ -100,7 +103,7 @@ def run(argv: list[str]) -> int:
         state = "immediately; the last checkpoint is kept" if name == "train" else "before it finished"
         return _report_error(f"Stopped {state}.", flags, 128 + signal.SIGINT)
     except SystemExit as end:
-        if name == "watch" or {"-h", "--help"} & set(flags):
+        if name == "watch" or wants_help(flags):
             raise
         return _report_error(
             f"The environment, or other code of yours, called sys.exit({end.code}); remove that.", flags, 1

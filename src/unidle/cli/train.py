@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from unidle.cli.flags import Result, normalise_flags, parse, peek, replace_renamed_flags, wants_help
-from unidle.cli.job import JobFlags, job_of
+from unidle.cli.job import JobFlags, job_of, with_env_flag
 from unidle.cli.results import Signalled
 from unidle.cli.trust import is_trusted
 from unidle.config import Config
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class _TrainFlags(JobFlags):
     """Train a policy, or resume a run (--resume).
 
-    Each algorithm has its own settings: `unidle train --algo sac --help` shows those of SAC. Flags override --engine,
-    which overrides --config, which overrides --preset.
+    The environment may come first: unidle train CartPole-v1. Flags override --engine, which overrides --config, which
+    overrides --preset.
     """
 
     resume: Path | None = None
@@ -56,7 +56,7 @@ def train_command(argv: list[str]) -> Result | Signalled:
 
 def _resume(argv: list[str]) -> Result | Signalled:
     argv, notes = replace_renamed_flags(argv)
-    argv = normalise_flags(argv)
+    argv = normalise_flags(with_env_flag(argv))
     path = Path(peek(argv, "--resume") or "")
     before = load_yaml(run_config_file(path))
     if peek(argv, "--config") or peek(argv, "--preset"):
@@ -71,7 +71,7 @@ def _resume(argv: list[str]) -> Result | Signalled:
     for note in notes:
         print(note, file=sys.stderr)
     argv = normalise_flags(argv, given.recipe.algo)
-    flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run, resume=path))
+    flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.run, given.recipe, given.engine, resume=path))
     if flags.site:
         raise UsageError("A resumed run keeps its site; remove --site, or start a new run.")
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
