@@ -17,7 +17,7 @@ class _WatchFlags:
     """Run any command unchanged and report at its end what its GPU waited for: unidle watch -- python train.py
 
     Works with any Python training program and library. Input, output, signals and exit status pass through; the report
-    goes to standard error. Without a GPU, it reports where the main process spent its time. Needs the extra `meter`.
+    goes to standard error. Without a GPU, it reports where the main process spent its time.
     """
 
     out: Path | None = None

@@ -21,9 +21,10 @@ import sys
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
+
+import pynvml
 
 from unidle.meter.sensors.gpm import READINGS as GPM_READINGS
 from unidle.meter.sensors.gpm import Gpm
@@ -32,8 +33,6 @@ from unidle.meter.sensors.reading import Reading, RepeatFilter, Sample
 _T = TypeVar("_T")
 
 _NO_DRIVER = "No NVIDIA GPU found: there is no NVIDIA driver."
-_NO_PACKAGE = "GPU readings need the package nvidia-ml-py; run: pip install 'unidle[meter]'."
-_DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second is WSL's
 
 _SLOW_S, _FAST_S = 1.0, 0.1
 _NO_SAMPLES_S = 1.5  # without samples before polling; longer than the longest averaging window
@@ -272,11 +271,6 @@ class Driver:
         self.gpus: list[Gpu] = []
         self.no_gpu_reason: str | None = None
         self._nvml: Any = None
-        try:
-            import pynvml
-        except ImportError:
-            self.no_gpu_reason = _NO_PACKAGE if any(path.exists() for path in _DRIVER_FILES) else _NO_DRIVER
-            return
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
