@@ -212,6 +212,7 @@ def test_train_help_lists_every_setting(tmp_path: Path) -> None:
         (["train", "--resume", "runs/a"], {"run", "step", "best_evaluation", "faults", "checkpoint", "report"}),
         (["eval", "runs/a", "--episodes", "3"], {"run", "episodes", "mean_return", "std_return", "returns"}),
         (["presets"], {"cores", "memory_gb", "presets"}),
+        (["doctor"], {"checks", "problems"}),
         (["check-env", "cli_envs:Choice"], {"env", "steps", "episodes", "facts", "remarks"}),
         (["export", "runs/a"], {"path"}),
         (["report", "runs/a"], {"path"}),

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from unidle.cli.flags import wants_help
-from unidle.cli.results import Signalled
+from unidle.cli.results import WithCode
 from unidle.config.machine import limit_threads
 from unidle.config.settings import RECIPES
 from unidle.errors import TrainingError, UsageError
@@ -39,6 +39,7 @@ _COMMANDS = {
     "monitor": "show live GPU and CPU readings",
     "watch": "run any command, and report what its GPU waited for",
     "tune": "find faster engine settings for a job by measuring",
+    "doctor": "check this machine and this installation",
 }
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -89,7 +90,7 @@ def run(argv: list[str]) -> int:
         return _report_error(f"There is no command `{name}`; {hint}", flags, 2)
     try:
         module = name.replace("-", "_")
-        command: Callable[[list[str]], dict[str, Any] | Signalled | None] = getattr(
+        command: Callable[[list[str]], dict[str, Any] | WithCode | None] = getattr(
             import_module(f"unidle.cli.{module}"), f"{module}_command"
         )
         # Environments may print; with --json, standard output is only for the result.
@@ -116,9 +117,8 @@ def run(argv: list[str]) -> int:
     except Exception as error:
         return _report_defect(error, flags)
     code = 0
-    if isinstance(result, Signalled):
-        code = 128 + result.signal
-        result = result.result
+    if isinstance(result, WithCode):
+        code, result = result.code, result.result
     if result is not None:
         print(json.dumps(result))
     return code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from unidle.cli.flags import Result, normalise_flags, parse, peek, replace_renamed_flags, wants_help
 from unidle.cli.job import JobFlags, job_of, with_env_flag
-from unidle.cli.results import Signalled
+from unidle.cli.results import WithCode, signalled
 from unidle.cli.trust import is_trusted
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
@@ -40,7 +40,7 @@ class _TrainFlags(JobFlags):
 
 
 @explain_out_of_memory()
-def train_command(argv: list[str]) -> Result | Signalled:
+def train_command(argv: list[str]) -> Result | WithCode:
     """`unidle train`"""
     path = peek(argv, "--resume")
     if path and path != "auto" and not wants_help(argv):
@@ -54,7 +54,7 @@ def train_command(argv: list[str]) -> Result | Signalled:
     return _close(trained, job.flags)
 
 
-def _resume(argv: list[str]) -> Result | Signalled:
+def _resume(argv: list[str]) -> Result | WithCode:
     argv, notes = replace_renamed_flags(argv)
     argv = normalise_flags(with_env_flag(argv))
     path = Path(peek(argv, "--resume") or "")
@@ -86,7 +86,7 @@ def _resume(argv: list[str]) -> Result | Signalled:
     return _close(resume(path, trust=trust, quiet=flags.quiet, **changes), flags)
 
 
-def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | Signalled:
+def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | WithCode:
     """Print the summary at the end of training, or return it for --json."""
     result = trained.summary() if flags.json else None
     if not flags.json and not flags.quiet:
@@ -96,4 +96,4 @@ def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | Signalled:
 
         checkpoint = trained.folder.best_or_latest()
         print_summary(Console(highlight=False), trained.path, report=trained.report, checkpoint=checkpoint)
-    return result if trained.stopped_by is None else Signalled(result, trained.stopped_by)
+    return result if trained.stopped_by is None else signalled(result, trained.stopped_by)
