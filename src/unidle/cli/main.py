@@ -27,6 +27,7 @@ from unidle.errors import TrainingError, UsageError
 from unidle.output import guard_output
 
 _COMMANDS = {
+    "demo": "train, evaluate and report something small: a minute at most",
     "train": "train a policy, or resume a run (--resume)",
     "eval": "evaluate a trained policy",
     "presets": "list the presets, and which of them fit this machine",
@@ -52,6 +53,7 @@ commands:
 {chr(10).join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())}
 
 examples:
+  unidle demo
   unidle train --env CartPole-v1 --timesteps 100000 --run-name my-run
   unidle train --resume runs/my-run
   unidle eval runs/my-run --episodes 20
