@@ -584,10 +584,9 @@ def test_config_file_of_run_reproduces_the_run(tmp_path: Path, run_in_process: R
 
 def test_subproc_flag_chooses_process_of_envs(run_in_process: RunInProcess) -> None:
     run = [*CHOICE, "--timesteps", "1", "--eval-every", "0"]
-    assert re.search(
-        r"2 worker processes \(\S+ µs per step", succeeded(run_in_process(*run, "--subproc", "--workers", "2")).stderr
-    )
-    assert re.search(r"in this process \(\S+ µs per step", succeeded(run_in_process(*run, "--no-subproc")).stderr)
+    in_workers = succeeded(run_in_process(*run, "--subproc", "--workers", "2")).stderr
+    assert re.search(r"2 worker processes \(\S+ [µm]s per step", in_workers)
+    assert re.search(r"in this process \(\S+ [µm]s per step", succeeded(run_in_process(*run, "--no-subproc")).stderr)
 
 
 def test_env_and_network_are_found_in_current_folder(tmp_path: Path) -> None:
@@ -812,6 +811,19 @@ def test_second_ctrl_c_stops_immediately(background: bool, tmp_path: Path) -> No
     assert process.returncode == 128 + signal.SIGINT
     assert stderr.splitlines()[-1] == "unidle: Stopped immediately; the last checkpoint is kept."
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("episodes", "end"), [(0, "before it finished."), (20, "immediately; the last checkpoint is kept.")]
+)
+def test_ctrl_c_names_a_checkpoint_only_if_there_is_one(
+    episodes: int, end: str, tmp_path: Path, run_in_process: RunInProcess
+) -> None:
+    options = ["--no-subproc", "--eval-every", "0", "--env-kwargs", f"{{episodes: {episodes}}}", "--run-name", "a"]
+    result = run_in_process("train", "cli_envs:Interrupting", *CLASSIC, *SMALL, *options, "--timesteps", "2000")
+    assert result.returncode == 128 + signal.SIGINT
+    assert result.stderr.splitlines()[-1] == f"unidle: Stopped {end}"
+    assert (tmp_path / "runs/a/checkpoints").exists() == ("checkpoint" in end)
 
 
 # -- presets ---------------------------------------------------------------------------------------------------------

@@ -102,8 +102,8 @@ def run(argv: list[str]) -> int:
         return _report_error(str(error), flags, 2)
     except TrainingError as error:
         return _report_error(str(error), flags, 1)
-    except KeyboardInterrupt:
-        state = "immediately; the last checkpoint is kept" if name == "train" else "before it finished"
+    except KeyboardInterrupt as stop:
+        state = f"immediately; {stop}" if str(stop) else "before it finished"
         return _report_error(f"Stopped {state}.", flags, 128 + signal.SIGINT)
     except SystemExit as end:
         if name == "watch" or wants_help(flags):
