@@ -26,7 +26,7 @@ from unidle.config.settings import RECIPES
 from unidle.errors import TrainingError, UsageError
 from unidle.output import guard_output
 
-_COMMANDS = {
+COMMANDS = {
     "demo": "train, evaluate and report something small: a minute at most",
     "train": "train a policy, or resume a run (--resume)",
     "eval": "evaluate a trained policy",
@@ -41,6 +41,7 @@ _COMMANDS = {
     "watch": "run any command, and report what its GPU waited for",
     "tune": "find faster engine settings for a job by measuring",
     "doctor": "check this machine and this installation",
+    "completion": "print a script for the completion of your shell (bash, zsh)",
 }
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -50,7 +51,7 @@ _HELP = f"""usage: unidle COMMAND [OPTIONS]
 Reinforcement learning that never lets the GPU wait.
 
 commands:
-{chr(10).join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())}
+{chr(10).join(f"  {name:<11} {text}" for name, text in COMMANDS.items())}
 
 examples:
   unidle demo
@@ -70,6 +71,15 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+def command_function(name: str) -> Callable[[list[str]], dict[str, Any] | WithCode | None]:
+    """The function of a command, which takes its arguments."""
+    module = name.replace("-", "_")
+    function: Callable[[list[str]], dict[str, Any] | WithCode | None] = getattr(
+        import_module(f"unidle.cli.{module}"), f"{module}_command"
+    )
+    return function
+
+
 def run(argv: list[str]) -> int:
     """Run one command; returns its exit code."""
     if argv[:1] != ["watch"]:  # which must not change the environment of its command
@@ -86,15 +96,12 @@ def run(argv: list[str]) -> int:
         return 0
     name, rest = argv[0], argv[1:]
     flags = rest[: rest.index("--")] if "--" in rest else rest  # after `--`: the watched command
-    if name not in _COMMANDS:
-        near = difflib.get_close_matches(name, [*_COMMANDS, "help"], n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(_COMMANDS)}."
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, [*COMMANDS, "help"], n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(COMMANDS)}."
         return _report_error(f"There is no command `{name}`; {hint}", flags, 2)
     try:
-        module = name.replace("-", "_")
-        command: Callable[[list[str]], dict[str, Any] | WithCode | None] = getattr(
-            import_module(f"unidle.cli.{module}"), f"{module}_command"
-        )
+        command = command_function(name)
         # Environments may print; with --json, standard output is only for the result.
         with redirect_stdout(sys.stderr) if "--json" in flags else nullcontext():
             result = command(rest)
