@@ -2,38 +2,40 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-LOCKS := requirements-dev.lock requirements-cuda.lock
+LOCKS := requirements.lock requirements-dev.lock requirements-cuda.lock
 # Exactly the locked versions, each file compared with its hash; no package runs code while it is installed.
 INSTALL = $(BIN)/pip install --quiet --require-hashes --only-binary :all: --no-deps --requirement
+EDITABLE = $(BIN)/pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 NEEDS_CUDA = $(BIN)/python -c 'from importlib.metadata import requires; exit("nvidia" not in str(requires("torch")))'
 
 .PHONY: setup demo test lint format figures lock
 
 setup: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml $(LOCKS)
+# What unidle needs without extras, and unidle itself.
+$(VENV)/core: pyproject.toml $(LOCKS)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 	  { echo "unidle needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV); this takes a minute or two."
 	$(PYTHON) -m venv $(VENV)
 	@# With hashes, pip prefers the index's file to the build of torch that it is configured to use, unless that is alone.
-	sed -n '/^torch==/,/[^\\]$$/p' requirements-dev.lock > $(VENV)/torch.lock
+	sed -n '/^torch==/,/[^\\]$$/p' requirements.lock > $(VENV)/torch.lock
 	$(BIN)/pip download --quiet --no-deps --only-binary :all: --dest $(VENV)/torch $$(grep -o '^torch==[^ ]*' $(VENV)/torch.lock)
 	$(INSTALL) $(VENV)/torch.lock --no-index --find-links $(VENV)/torch
 	rm -r $(VENV)/torch
-	$(INSTALL) requirements-dev.lock
+	$(INSTALL) requirements.lock
 	@if $(NEEDS_CUDA); then $(INSTALL) requirements-cuda.lock; fi
-	$(BIN)/pip install --quiet --no-deps --no-index --no-build-isolation --editable .
+	$(EDITABLE)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/core
+	$(INSTALL) requirements-dev.lock
+	$(EDITABLE)
 	$(BIN)/pip check
 	@touch $@
 
-demo: RUN := demo-$(shell date +%Y%m%d-%H%M%S)
-demo: setup
-	$(BIN)/unidle train --env CartPole-v1 --preset classic --timesteps 150000 --seed 1 \
-	  --eval-every 10000 --eval-episodes 20 --target-return 490 --run-name $(RUN)
-	@echo
-	$(BIN)/unidle eval runs/$(RUN) --episodes 20
-	@echo "Now open runs/$(RUN)/report.html in a browser."
+demo: $(VENV)/core
+	$(BIN)/unidle demo
 
 # Compiled files spare each of the many processes that tests start a tenth of a second, even where they are disabled.
 test: setup lint

@@ -190,3 +190,17 @@ class SlowEnv(gymnasium.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         time.sleep(0.002)
         return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+class Interrupting(Choice):
+    """Ctrl-C after so many episodes that have a seed, as all have in training."""
+
+    def __init__(self, episodes: int) -> None:
+        super().__init__()
+        self._left = episodes
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        self._left -= seed is not None
+        if self._left < 0:
+            raise KeyboardInterrupt
+        return super().reset(seed=seed)

@@ -57,7 +57,6 @@ def _pickled_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
     """A function that returns environment variables with which a new process loads the fake NVML driver."""
-    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")

@@ -39,6 +39,8 @@ static int lost(void *handle) { return mode("lost") && gpu(handle) == 0 && polls
 
 int nvmlInitWithFlags(unsigned flags) { began = now_us(); return mode("not loaded") ? NOT_LOADED : OK; }
 int nvmlShutdown(void) { return OK; }
+int nvmlSystemGetDriverVersion(char *version, unsigned size) { snprintf(version, size, "550.54"); return OK; }
+int nvmlSystemGetCudaDriverVersion(int *version) { *version = 12040; return OK; }
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = mode("none") ? 0 : 2; return OK; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) { *handle = (void *)(intptr_t)(i + 1); return OK; }
 int nvmlDeviceGetName(void *h, char *name, unsigned size) {

@@ -1,10 +1,11 @@
-"""Renews requirements-dev.lock and requirements-cuda.lock: the versions that `make setup` installs, with their hashes.
+"""Renews the lock files: the versions that `make setup` and `make demo` install, with their hashes.
 
     make lock                    # keeps every version that still fits pyproject.toml
     make lock UPGRADE=--upgrade  # the latest versions
 
 uv resolves for all supported versions of Python at once, and lists the hashes of all files that the index has of a
-version. Torch's CUDA libraries go to a file of their own, because torch's CPU build does not need them.
+version. requirements-dev.lock has them all, and requirements.lock those that unidle needs without extras. Torch's CUDA
+libraries go to a file of their own, because torch's CPU build does not need them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from packaging.markers import Marker
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-LOCK, CUDA_LOCK = ROOT / "requirements-dev.lock", ROOT / "requirements-cuda.lock"
+LOCK, CORE_LOCK, CUDA_LOCK = (ROOT / f"requirements{part}.lock" for part in ("-dev", "", "-cuda"))
 PYTHONS = ("3.11", "3.12", "3.13")
 HEADER = "# Written by `make lock`; `make setup` installs these versions and verifies their hashes.\n"
+_BUILD = "setuptools"  # builds unidle itself
 _CUDA = re.compile(r"cuda-|nvidia-(?!ml-py$)")
 _PIN = re.compile(r"([\w.-]+)==([^\s;]+)(?: ; (.+?))?((?: --hash=sha256:[0-9a-f]{64})+)")
 
@@ -80,11 +82,11 @@ def for_supported_machines(pins: list[Pin]) -> list[Pin]:
 
 
 def resolve(locked: str, options: list[str]) -> list[Pin]:
-    """The versions that pyproject.toml's extra `dev` needs, `locked` ones where they fit."""
+    """The versions that pyproject.toml needs with these options, `locked` ones where they fit."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "lock")
         output.write_text(locked)
-        command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--extra", "dev", "--quiet"]
+        command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--quiet"]
         command += ["--universal", "--python-version", PYTHONS[0], "--generate-hashes", "--no-annotate", "--no-header"]
         subprocess.run([*command, "--output-file", str(output), *options], cwd=ROOT, check=True, stdout=sys.stderr)
         return parse(output.read_text())
@@ -110,11 +112,14 @@ def with_local_build(torch: Pin, before: list[Pin]) -> Pin:
 def main() -> None:
     """Write both files; arguments are passed on to uv."""
     locked = "".join(file.read_text() for file in (LOCK, CUDA_LOCK) if file.exists())
-    pins = for_supported_machines(resolve(locked, sys.argv[1:]))
+    pins = for_supported_machines(resolve(locked, ["--extra", "dev", *sys.argv[1:]]))
+    core = {pin.name for pin in resolve("\n".join(map(str, pins)) + "\n", [])} | {_BUILD}
     pins = [with_local_build(pin, parse(locked)) if pin.name == "torch" else pin for pin in pins]
-    for file, is_cuda in ((LOCK, False), (CUDA_LOCK, True)):
-        chosen = [str(pin) for pin in pins if bool(_CUDA.match(pin.name)) == is_cuda]
-        file.write_text(HEADER + "\n".join(chosen) + "\n")
+    libraries = [pin for pin in pins if _CUDA.match(pin.name)]
+    others = [pin for pin in pins if pin not in libraries]
+    chosen = {LOCK: others, CORE_LOCK: [pin for pin in others if pin.name in core], CUDA_LOCK: libraries}
+    for file, pinned in chosen.items():
+        file.write_text(HEADER + "\n".join(map(str, pinned)) + "\n")
 
 
 if __name__ == "__main__":

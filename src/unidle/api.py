@@ -478,6 +478,9 @@ class _Build:
                 folder = self._folder(trainer, path, display, is_new=is_new)
                 try:
                     trainer.train(folder)
+                except KeyboardInterrupt:
+                    kept = "the last checkpoint is kept" if folder.latest() else "there is no checkpoint yet"
+                    raise KeyboardInterrupt(kept) from None
                 except Exception:
                     with suppress(Exception):  # raise the original error
                         write_report(path)

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import socket
 import traceback
 from collections.abc import Iterator
 
@@ -44,9 +45,22 @@ def as_training_error(what: str, error: BaseException) -> Exception:
     """
     if isinstance(error, (UsageError, TrainingError)):
         return error
+    if _is_unreachable(error):
+        reason = " ".join(str(error).split())
+        return TrainingError(f"{what}: it cannot connect ({reason}); start the service, or check its address.")
     details = "".join(traceback.format_exception(error))
     called = f"it called sys.exit({error})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
     return TrainingError(f"{what}: {called}\n{details}")
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether a service did not accept the connection, or its host is not known."""
+    link: BaseException | None = error
+    while link is not None:  # libraries raise their own errors from the system's
+        if isinstance(link, (ConnectionRefusedError, socket.gaierror)):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from cli_envs import FAULTS
 from paths import TESTS
+from rich.console import Console
 
 from unidle import __version__ as unidle_version
 from unidle.cli import presets as presets_command
@@ -29,6 +30,7 @@ from unidle.config import Config
 from unidle.config.fields import owners_of
 from unidle.config.settings import RECIPES
 from unidle.envs.pool.slot import episode_seed
+from unidle.report.terminal.presets import print_presets
 
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
 SMALL = shlex.split("--n-envs 2 --n-steps 16 --batch-size 16 --n-epochs 1 --net-arch 8 --eval-episodes 2")
@@ -112,6 +114,54 @@ def test_help_lists_only_settings_of_the_algorithm(command: str, algo: str, caps
             assert (f"--{name.replace('_', '-')}" in flags) == (algo in owners_of(name)), (owner, name)
 
 
+def test_help_of_train_fits_on_one_screen_and_begins_with_env(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_command(["train", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    flags = [found[1] for line in lines if (found := re.match(r"[^\w-]{0,2}(--[a-z][a-z-]+)", line))]
+    assert end.value.code == 0
+    assert len(lines) <= 40
+    assert flags[:3] == ["--env", "--algo", "--preset"]
+    assert {"--timesteps", "--seed", "--n-envs", "--device", "--resume", "--runs-dir", "--eval-every"} <= set(flags)
+    assert any("--help-all" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", ["train", "tune", "diagnose"])
+def test_help_all_lists_flags_that_help_leaves_out(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            run_command([command, flag])
+        shown.append(set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)))
+    assert shown[0] - shown[1] <= {"--help-all"}
+    assert {"--gae-lambda", "--workers", "--site", "--log-info"} <= shown[1] - shown[0]
+
+
+@pytest.mark.parametrize("name", ["export", "presets", "watch"])
+def test_help_command_shows_help_of_another(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for args in (["help", name], [name, "--help"], [name, "--help-all"]):
+        with pytest.raises(SystemExit) as end:
+            run_command(args)
+        assert end.value.code == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] == shown[2] != ""
+
+
+def test_help_and_version_need_no_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["help"]) == run_command(["--help"]) == 0
+    output = capsys.readouterr().out
+    assert output == 2 * output[: len(output) // 2]
+    assert run_command(["-V"]) == 0
+    assert capsys.readouterr().out.strip() == unidle_version
+
+
+def test_env_may_come_first(tmp_path: Path, run_in_process: RunInProcess) -> None:
+    args = ["--timesteps", "32", "--eval-every", "0", "--run-name", "a", "--quiet"]
+    succeeded(run_in_process("train", "cli_envs:Choice", *CLASSIC, *SMALL, *args))
+    assert read_settings(tmp_path / "runs/a")["env"] == "cli_envs:Choice"
+
+
 def test_package_runs_as_module(tmp_path: Path) -> None:
     args = [sys.executable, "-m", "unidle", "--version"]
     done = subprocess.run(args, cwd=tmp_path, capture_output=True, text=True, env=process_env(), timeout=60)
@@ -143,7 +193,7 @@ def test_light_commands_do_not_import_torch(args: list[str], tmp_path: Path) -> 
 
 
 def test_train_help_lists_every_setting(tmp_path: Path) -> None:
-    help_text = succeeded(run_cli(tmp_path, "train", "--help")).stdout
+    help_text = succeeded(run_cli(tmp_path, "train", "--help-all")).stdout
     flags = set(re.findall(r"--[a-z-]+", help_text))
     assert "None" not in help_text  # users write none
     assert "--workers auto|INT" in help_text
@@ -162,8 +212,9 @@ def test_train_help_lists_every_setting(tmp_path: Path) -> None:
         (["train", "--resume", "runs/a"], {"run", "step", "best_evaluation", "faults", "checkpoint", "report"}),
         (["eval", "runs/a", "--episodes", "3"], {"run", "episodes", "mean_return", "std_return", "returns"}),
         (["presets"], {"cores", "memory_gb", "presets"}),
+        (["doctor"], {"checks", "problems"}),
         (["check-env", "cli_envs:Choice"], {"env", "steps", "episodes", "facts", "remarks"}),
-        (["export", "runs/a", "--onnx"], {"path"}),
+        (["export", "runs/a"], {"path"}),
         (["report", "runs/a"], {"path"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -212,7 +263,7 @@ def test_json_of_usage_error_is_one_object(tmp_path: Path, args: list[str]) -> N
 # -- usage errors ------------------------------------------------------------------------------------------------------
 
 USAGE_ERRORS = {
-    "frobnicate": "There is no command `frobnicate`; choose one of train, eval, ",
+    "frobnicate": "There is no command `frobnicate`; choose one of demo, train, eval, ",
     "tun": "There is no command `tun`; did you mean `tune`?",
     "diagnose --env CartPole-v1 --secs 3": "--secs: there is no setting `secs`; did you mean `seconds`?",
     "diagnose --env CartPole-v1 --seconds abc": "--seconds: 'abc' is not a number; `unidle diagnose --help` lists",
@@ -227,7 +278,11 @@ USAGE_ERRORS = {
 }
 MORE_USAGE_ERRORS = {
     "train": "No environment given; add --env, for example --env CartPole-v1.",
-    "train CartPole-v1": "Unrecognised arguments `CartPole-v1`; `unidle train --help` lists the options.",
+    "train CartPole-v1 --env Acrobot-v1": "The environment is given twice, as `CartPole-v1` and with --env; remove one",
+    "train --seed 1 CartPole-v1": "Unrecognised arguments `CartPole-v1`; `unidle train --help` lists the options.",
+    "train Nope-v1 --preset classic": "There is no environment `Nope-v1`: ",
+    "help tun": "There is no command `tun`; did you mean `tune`?",
+    "hlep": "There is no command `hlep`; did you mean `help`?",
     "train --env CartPole-v1 --learning_rat 1": "there is no setting `learning_rat`; did you mean `learning_rate`?",
     "train --env CartPole-v1 --num-envs=2.5": "--n-envs: `n_envs` must be an integer, not '2.5'.",
     "train --env CartPole-v1 --activation step": "`activation` must be 'tanh' or 'relu' or ",
@@ -256,14 +311,14 @@ MORE_USAGE_ERRORS = {
     "train --env CartPole-v1 --network os:nope": "Module `os` has no callable `nope`; check the name",
     "train --env nowhere:Env": "Module `nowhere` cannot be found; run from its folder, or check the name.",
     "train --env os:getcwd --preset classic --quiet": "os:getcwd returned str, not a gymnasium.Env; ",
-    "export nowhere --onnx": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
+    "export nowhere": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
     "report nowhere": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
     "eval": "Missing argument PATH (Run folder, such as runs/my-run)",
     "eval runs/a --seed 1e30": "--seed: '1e30' is not an integer",
     "eval runs/a --episodes many": "--episodes: 'many' is not an integer",
     "eval runs/a --speed 3": "Unrecognised arguments `--speed 3`; `unidle eval --help` lists the options.",
     "check-env Nope-v1": "There is no environment `Nope-v1`: ",
-    "export runs/a": "No export format given; add --onnx.",
+    "export runs/a --format onnx": "Unrecognised arguments `--format onnx`; `unidle export --help` lists the options.",
     "scaling --critic abc": "'abc' is not an integer",
 }
 
@@ -294,9 +349,9 @@ def test_unwritable_report_is_one_line_error(tmp_path: Path, run_in_process: Run
     error = error_of(run_in_process("report", "runs/a"))
     assert "The page cannot be written to runs/a (Is a directory); make the folder writable." in error
     assert "The page cannot be written to / (" in error_of(run_in_process("report", "runs/a", "--html=/"))
-    assert "policy.onnx cannot be written (Is a directory); make" in error_of(
-        run_in_process("export", "runs/a", "--onnx")
-    )
+    assert "policy.onnx cannot be written (Is a directory); make" in error_of(run_in_process("export", "runs/a"))
+    nowhere = error_of(run_in_process("export", "runs/a", "--out", "nowhere/policy.onnx"))
+    assert nowhere == "nowhere/policy.onnx cannot be written (No such file or directory); choose another --out."
     assert (
         "The report could not be written"
         in run_in_process("train", "--resume", "runs/a", "--timesteps", "128", "--quiet").stderr
@@ -529,10 +584,9 @@ def test_config_file_of_run_reproduces_the_run(tmp_path: Path, run_in_process: R
 
 def test_subproc_flag_chooses_process_of_envs(run_in_process: RunInProcess) -> None:
     run = [*CHOICE, "--timesteps", "1", "--eval-every", "0"]
-    assert re.search(
-        r"2 worker processes \(\S+ µs per step", succeeded(run_in_process(*run, "--subproc", "--workers", "2")).stderr
-    )
-    assert re.search(r"in this process \(\S+ µs per step", succeeded(run_in_process(*run, "--no-subproc")).stderr)
+    in_workers = succeeded(run_in_process(*run, "--subproc", "--workers", "2")).stderr
+    assert re.search(r"2 worker processes \(\S+ [µm]s per step", in_workers)
+    assert re.search(r"in this process \(\S+ [µm]s per step", succeeded(run_in_process(*run, "--no-subproc")).stderr)
 
 
 def test_env_and_network_are_found_in_current_folder(tmp_path: Path) -> None:
@@ -759,6 +813,19 @@ def test_second_ctrl_c_stops_immediately(background: bool, tmp_path: Path) -> No
     assert "Traceback" not in stderr
 
 
+@pytest.mark.parametrize(
+    ("episodes", "end"), [(0, "before it finished."), (20, "immediately; the last checkpoint is kept.")]
+)
+def test_ctrl_c_names_a_checkpoint_only_if_there_is_one(
+    episodes: int, end: str, tmp_path: Path, run_in_process: RunInProcess
+) -> None:
+    options = ["--no-subproc", "--eval-every", "0", "--env-kwargs", f"{{episodes: {episodes}}}", "--run-name", "a"]
+    result = run_in_process("train", "cli_envs:Interrupting", *CLASSIC, *SMALL, *options, "--timesteps", "2000")
+    assert result.returncode == 128 + signal.SIGINT
+    assert result.stderr.splitlines()[-1] == f"unidle: Stopped {end}"
+    assert (tmp_path / "runs/a/checkpoints").exists() == ("checkpoint" in end)
+
+
 # -- presets ---------------------------------------------------------------------------------------------------------
 
 
@@ -788,6 +855,22 @@ def test_presets_table_shows_fit_and_alternative(
         if name not in fits:  # presets with fixed sizes have no alternative
             assert row.rstrip().endswith("  too small" if name in META_WORLD else f"  too small, use {instead}")
     assert f"This machine: {cores} {'core' if cores == 1 else 'cores'}, 64 GB of memory. `heavy` is" in rest
+
+
+def test_presets_table_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"preset": name, "n_envs": 256, "n_steps": 4096, "total_batch": 1_048_576, "batch_size": 32_768, "n_epochs": 30}
+        | {"network": [1024, 1024, 512, 256], "cores": 16, "memory_gb": 7.2, "fits": name == "fast"}
+        | {"instead": "classic", "measured": "125,000 steps/s, GPU 42 %: one H200, 16 cores", "description": "large"}
+        for name in ("fast", "mt10-paper-1024")
+    ]
+    print_presets(Console(width=80), rows, 16, 64 * 2**30)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[-6:] for line in lines[1:3]] == [
+        ["×", "4096", "32,768", "1024,1024,512,256", "16", "fits"],
+        ["4096", "32,768", "1024,1024,512,256", "16", "use", "classic"],
+    ]
 
 
 def test_presets_that_need_more_memory_do_not_fit(

@@ -342,3 +342,8 @@ def test_vector_env_factory_keeps_default_batch_size(tmp_path: Path) -> None:
     )
     assert run.config.recipe.n_envs == 5
     assert run.config.recipe.batch_size == DQNRecipe.batch_size
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(1.0, "1 update per step"), (0.25, "0.25 updates per step")])
+def test_update_schedule_counts_updates(ratio: float, text: str) -> None:
+    assert SACRecipe(utd_ratio=ratio).update_schedule == f"{text}, replay buffer of 1,000,000 transitions"

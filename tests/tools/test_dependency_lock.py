@@ -20,10 +20,11 @@ PINS = lock.parse(lock.LOCK.read_text())
 HASH = "0" * 64
 
 
-def wanted(extra: str) -> list[Requirement]:
+def wanted(extra: str | None) -> list[Requirement]:
     """What pyproject.toml requires, with an extra and the extras that it names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = [Requirement(text) for text in [*project["dependencies"], *project["optional-dependencies"][extra]]]
+    extras = project["optional-dependencies"][extra] if extra else []
+    found = [Requirement(text) for text in [*project["dependencies"], *extras]]
     own = [requirement for requirement in found if requirement.name == "unidle"]
     return [r for r in found if r not in own] + [r for o in own for name in o.extras for r in wanted(name)]
 
@@ -39,7 +40,7 @@ def test_lock_has_one_fitting_version_of_each_requirement(machine: dict[str, str
 
 
 def test_lock_files_are_pins_with_hashes_and_nothing_else() -> None:
-    for file in (lock.LOCK, lock.CUDA_LOCK):
+    for file in (lock.LOCK, lock.CORE_LOCK, lock.CUDA_LOCK):
         text = file.read_text()
         pins = lock.parse(text)  # refuses a line without hashes
         assert text == lock.HEADER + "\n".join(map(str, pins)) + "\n"
@@ -49,14 +50,31 @@ def test_lock_files_are_pins_with_hashes_and_nothing_else() -> None:
     assert not {"torch", "triton", "nvidia-ml-py"} & set(cuda)
 
 
+def test_core_lock_has_what_unidle_needs_without_extras() -> None:
+    core = lock.parse(lock.CORE_LOCK.read_text())
+    names = {canonicalize_name(pin.name) for pin in core}
+    assert {canonicalize_name(requirement.name) for requirement in wanted(None)} | {"setuptools"} <= names
+    assert all(pin in PINS for pin in core)
+    assert not {"jax", "playwright", "pytest", "stable-baselines3"} & names
+
+
 def test_setup_verifies_hashes_of_all_that_it_downloads() -> None:
     command = ["make", "--dry-run", "--always-make", "setup"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     installs = [part for line in printed.splitlines() for part in line.split("; ") if "pip install" in part]
-    assert len(installs) == 4
-    *locked, own = installs
+    own = [install for install in installs if "--editable" in install]
+    locked = [install for install in installs if install not in own]
+    assert (len(locked), len(own)) == (4, 2)
     assert all("--require-hashes --only-binary :all:" in install for install in locked)
-    assert "--no-index" in own
+    assert all("--no-index" in install for install in own)
+
+
+def test_demo_installs_no_development_tools() -> None:
+    command = ["make", "--dry-run", "--always-make", "demo"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "requirements.lock" in printed
+    assert "requirements-dev.lock" not in printed
+    assert printed.rstrip().endswith("unidle demo")
 
 
 def test_line_without_hash_is_refused() -> None:

@@ -236,18 +236,6 @@ def test_message_after_ctrl_c_in_a_probe_omits_checkpoints(
     assert last == "unidle: Stopped before the diagnosis was complete; nothing was saved."
 
 
-def test_missing_package_is_reported_before_probing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from unidle.cli.main import run
-
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    assert run(["diagnose", "--env", "CartPole-v1", *SMALL.split()]) == 2
-    output = capsys.readouterr().err
-    assert "need the package psutil" in output
-    assert "Probing" not in output
-
-
 # -- report ------------------------------------------------------------------------------------------------------------
 
 

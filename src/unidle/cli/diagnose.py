@@ -17,8 +17,8 @@ class _DiagnoseFlags(JobFlags):
     Takes all settings of `unidle train`. Measures environments, inference, learning and copies separately, then trains
     for a few seconds without saving anything. Prints a verdict, a table of where the time goes (it sums to 100 %),
     upper bounds on the speed, and changes ranked by predicted speed-up: first those that do not affect learning, then
-    recipe changes. It may also find that no setting would make
-    the job faster, or that the CPU would. Do not run anything else on the machine meanwhile. Needs the extra `meter`.
+    recipe changes. It may also find that no setting would make the job faster, or that the CPU would. Do not run
+    anything else on the machine meanwhile.
     """
 
     seconds: float = 20.0
@@ -34,10 +34,6 @@ def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
     seconds = job.flags.seconds
     if not 1 <= seconds <= 3600:
         raise UsageError(f"--seconds {seconds:g} is not between 1 and 3600; 20 is enough for most jobs.")
-
-    from unidle.meter.sensors.host import psutil
-
-    psutil()  # fails at once if it is not installed
 
     from unidle.report.terminal.diagnose import lines, result
     from unidle.report.terminal.messages import Messages

@@ -15,12 +15,15 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class _ExportFlags:
-    """Export the best policy of a run, including observation normalisation, for use without unidle."""
+    """Export the best policy of a run as ONNX, including observation normalisation, for use without unidle.
+
+    Needs the extra `onnx`.
+    """
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder, such as runs/my-run."""
-    onnx: bool = False
-    """Write policy.onnx into the run folder (extra `onnx`)."""
+    out: Path | None = None
+    """Output file; by default policy.onnx in the run folder."""
     trust: bool = False
     """Trust a run that you did not create: import the code named in its config."""
     json: bool = False
@@ -29,20 +32,22 @@ class _ExportFlags:
 
 def export_command(argv: list[str]) -> Result:
     """`unidle export`"""
-    flags = parse(_ExportFlags, argv, "export")
-    if not flags.onnx:
-        raise UsageError("No export format given; add --onnx.")
+    # ONNX is the only format; --onnx used to be required.
+    flags = parse(_ExportFlags, [word for word in argv if word != "--onnx"], "export")
 
     from unidle.api import load
     from unidle.engine.export import export_onnx
     from unidle.writing import remove_link
 
     run = load(flags.run, trust=is_trusted(flags.run, ["network"], flags.trust))
-    agent, path = run.agent, flags.run / "policy.onnx"
+    agent, path = run.agent, flags.out
     try:
-        export_onnx(agent, remove_link(path))
+        if path is None:
+            path = remove_link(flags.run / "policy.onnx")
+        export_onnx(agent, path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}); make the folder writable.") from None
+        fix = "choose another --out" if flags.out else "make the folder writable"
+        raise UsageError(f"{path} cannot be written ({error.strerror}); {fix}.") from None
     if flags.json:
         return {"path": str(path)}
     print(path)

@@ -134,7 +134,7 @@ def parse(
         with contextlib.redirect_stderr(stderr):
             flags, unknown = tyro.cli(
                 kind,
-                args=argv,
+                args=["--help" if word == "--help-all" else word for word in argv],
                 prog=f"unidle {command}",
                 config=(tyro.conf.OmitArgPrefixes,),
                 registry=_registry,
@@ -186,7 +186,7 @@ def peek(argv: list[str], flag: str) -> str | None:
 
 def wants_help(argv: list[str]) -> bool:
     """Whether `argv` asks for help."""
-    return "-h" in argv or "--help" in argv
+    return not {"-h", "--help", "--help-all"}.isdisjoint(argv)
 
 
 @_registry.primitive_rule

@@ -20,13 +20,15 @@ from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from typing import Any
 
-from unidle.cli.results import Ended
+from unidle.cli.flags import wants_help
+from unidle.cli.results import WithCode
 from unidle.config.machine import limit_threads
 from unidle.config.settings import RECIPES
 from unidle.errors import TrainingError, UsageError
 from unidle.output import guard_output
 
-_COMMANDS = {
+COMMANDS = {
+    "demo": "train, evaluate and report something small: a minute at most",
     "train": "train a policy, or resume a run (--resume)",
     "eval": "evaluate a trained policy",
     "presets": "list the presets, and which of them fit this machine",
@@ -40,6 +42,8 @@ _COMMANDS = {
     "watch": "run any command, and report what its GPU waited for",
     "tune": "find faster engine settings for a job by measuring",
     "pack": "run several commands side by side on one GPU",
+    "doctor": "check this machine and this installation",
+    "completion": "print a script for the completion of your shell (bash, zsh)",
 }
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -49,15 +53,16 @@ _HELP = f"""usage: unidle COMMAND [OPTIONS]
 Reinforcement learning that never lets the GPU wait.
 
 commands:
-{chr(10).join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())}
+{chr(10).join(f"  {name:<11} {text}" for name, text in COMMANDS.items())}
 
 examples:
+  unidle demo
   unidle train --env CartPole-v1 --timesteps 100000 --run-name my-run
   unidle train --resume runs/my-run
   unidle eval runs/my-run --episodes 20
 
-`unidle COMMAND --help` shows the options of a command, `unidle train --algo sac --help` the settings of an algorithm
-({", ".join(RECIPES)}). Commands that print a result take --json."""
+`unidle help COMMAND` shows the options of a command, `unidle train --algo sac --help` the settings of an algorithm
+({", ".join(RECIPES)}), `unidle train --help-all` everything. Commands that print a result take --json."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -68,29 +73,37 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+def command_function(name: str) -> Callable[[list[str]], dict[str, Any] | WithCode | None]:
+    """The function of a command, which takes its arguments."""
+    module = name.replace("-", "_")
+    function: Callable[[list[str]], dict[str, Any] | WithCode | None] = getattr(
+        import_module(f"unidle.cli.{module}"), f"{module}_command"
+    )
+    return function
+
+
 def run(argv: list[str]) -> int:
     """Run one command; returns its exit code."""
     if argv[:1] != ["watch"]:  # which must not change the environment of its command
         limit_threads()
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         print(_HELP)
         return 0
-    if argv[0] == "--version":
+    if argv[0] in ("-V", "--version"):
         from unidle import __version__
 
         print(__version__)
         return 0
     name, rest = argv[0], argv[1:]
     flags = rest[: rest.index("--")] if "--" in rest else rest  # after `--`: other commands
-    if name not in _COMMANDS:
-        near = difflib.get_close_matches(name, _COMMANDS, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(_COMMANDS)}."
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, [*COMMANDS, "help"], n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(COMMANDS)}."
         return _report_error(f"There is no command `{name}`; {hint}", flags, 2)
     try:
-        module = name.replace("-", "_")
-        command: Callable[[list[str]], dict[str, Any] | Ended | None] = getattr(
-            import_module(f"unidle.cli.{module}"), f"{module}_command"
-        )
+        command = command_function(name)
         # Environments may print; with --json, standard output is only for the result.
         with redirect_stdout(sys.stderr) if "--json" in flags else nullcontext():
             result = command(rest)
@@ -98,11 +111,11 @@ def run(argv: list[str]) -> int:
         return _report_error(str(error), flags, 2)
     except TrainingError as error:
         return _report_error(str(error), flags, 1)
-    except KeyboardInterrupt:
-        state = "immediately; the last checkpoint is kept" if name == "train" else "before it finished"
+    except KeyboardInterrupt as stop:
+        state = f"immediately; {stop}" if str(stop) else "before it finished"
         return _report_error(f"Stopped {state}.", flags, 128 + signal.SIGINT)
     except SystemExit as end:
-        if name == "watch" or {"-h", "--help"} & set(flags):
+        if name == "watch" or wants_help(flags):
             raise
         return _report_error(
             f"The environment, or other code of yours, called sys.exit({end.code}); remove that.", flags, 1
@@ -115,9 +128,8 @@ def run(argv: list[str]) -> int:
     except Exception as error:
         return _report_defect(error, flags)
     code = 0
-    if isinstance(result, Ended):
-        code = result.code
-        result = result.result
+    if isinstance(result, WithCode):
+        code, result = result.code, result.result
     if result is not None:
         print(json.dumps(result))
     return code

@@ -15,7 +15,7 @@ class _MonitorFlags:
 
     Each reading has its minimum, mean and maximum over the last ten seconds, a sparkline that keeps short bursts, and
     its actual update rate, without repeated samples of an old value. – marks a reading that a GPU does not provide.
-    Without an NVIDIA GPU, only the CPU is shown. Needs the extra `meter`.
+    Without an NVIDIA GPU, only the CPU is shown.
     """
 
     interval: float = 0.1

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from unidle.cli.flags import TABLE_WIDTH, parse, wants_help
-from unidle.cli.results import Ended
+from unidle.cli.results import WithCode
 from unidle.config.settings import OrAuto
 from unidle.errors import UsageError
 
@@ -41,7 +41,7 @@ class _PackFlags:
     """Print the summary as a JSON object."""
 
 
-def pack_command(argv: list[str]) -> Ended:
+def pack_command(argv: list[str]) -> WithCode:
     """`unidle pack`"""
     split = argv.index("--") if "--" in argv else len(argv)
     own, commands = argv[:split], argv[split:]
@@ -64,7 +64,7 @@ def pack_command(argv: list[str]) -> Ended:
     with table:
         pack.run()
     if flags.json:
-        return Ended(pack.plain(), pack.exit_code)
+        return WithCode(pack.plain(), pack.exit_code)
     console = Console(highlight=False)
     print_closing_table(console if console.is_terminal else Console(highlight=False, width=TABLE_WIDTH), pack)
-    return Ended(None, pack.exit_code)
+    return WithCode(None, pack.exit_code)

@@ -48,7 +48,7 @@ def presets_command(argv: list[str]) -> Result:
 
     from unidle.report.terminal.presets import print_presets
 
-    # In a pipe, rich assumes 80 columns and would cut off the last one.
     console = Console()
-    print_presets(Console(width=max(console.width, TABLE_WIDTH)), rows, cores, memory)
+    width = console.width if console.is_terminal else max(console.width, TABLE_WIDTH)
+    print_presets(Console(width=width), rows, cores, memory)
     return None

@@ -1,4 +1,4 @@
-"""The result of a command that ends with an exit code of its own."""
+"""The result of a command that does not end with exit code 0, although it did what it should."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What --json prints, and the exit code: of a command that a signal stopped, or of jobs that failed."""
+class WithCode:
+    """The object that --json prints (None: the command printed text), and the exit code."""
 
     result: dict[str, Any] | None
     code: int
+
+
+def signalled(result: dict[str, Any] | None, signal: int) -> WithCode:
+    """The result of a command that a signal stopped."""
+    return WithCode(result, 128 + signal)

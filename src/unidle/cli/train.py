@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from unidle.cli.flags import Result, normalise_flags, parse, peek, replace_renamed_flags, wants_help
-from unidle.cli.job import JobFlags, job_of
-from unidle.cli.results import Ended
+from unidle.cli.job import JobFlags, job_of, with_env_flag
+from unidle.cli.results import WithCode, signalled
 from unidle.cli.trust import is_trusted
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class _TrainFlags(JobFlags):
     """Train a policy, or resume a run (--resume).
 
-    Each algorithm has its own settings: `unidle train --algo sac --help` shows those of SAC. Flags override --engine,
-    which overrides --config, which overrides --preset.
+    The environment may come first: unidle train CartPole-v1. Flags override --engine, which overrides --config, which
+    overrides --preset.
     """
 
     resume: Path | None = None
@@ -42,7 +42,7 @@ class _TrainFlags(JobFlags):
 
 
 @explain_out_of_memory()
-def train_command(argv: list[str]) -> Result | Ended:
+def train_command(argv: list[str]) -> Result | WithCode:
     """`unidle train`"""
     path = peek(argv, "--resume")
     if path and path != "auto" and not wants_help(argv):
@@ -61,9 +61,9 @@ def train_command(argv: list[str]) -> Result | Ended:
     return _close(trained, job.flags)
 
 
-def _resume(argv: list[str]) -> Result | Ended:
+def _resume(argv: list[str]) -> Result | WithCode:
     argv, notes = replace_renamed_flags(argv)
-    argv = normalise_flags(argv)
+    argv = normalise_flags(with_env_flag(argv))
     path = Path(peek(argv, "--resume") or "")
     is_group = (path / GROUP_FILE).is_file()
     before = load_yaml(run_config_file(_first_run(path) if is_group else path))
@@ -79,7 +79,7 @@ def _resume(argv: list[str]) -> Result | Ended:
     for note in notes:
         print(note, file=sys.stderr)
     argv = normalise_flags(argv, given.recipe.algo)
-    flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run, resume=path))
+    flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.run, given.recipe, given.engine, resume=path))
     if flags.site:
         raise UsageError("A resumed run keeps its site; remove --site, or start a new run.")
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
@@ -106,7 +106,7 @@ def _first_run(group: Path) -> Path:
     return found[0]
 
 
-def _close_group(trained: TrainedGroup, flags: _TrainFlags) -> Result | Ended:
+def _close_group(trained: TrainedGroup, flags: _TrainFlags) -> Result | WithCode:
     """Print the statistics over the runs, or return them for --json."""
     result = trained.summary() if flags.json else None
     if not flags.json and not flags.quiet:
@@ -118,10 +118,10 @@ def _close_group(trained: TrainedGroup, flags: _TrainFlags) -> Result | Ended:
         console = Console(highlight=False)
         console.print()
         print_facts(console, group_facts(trained.summary()) | {"report": display_path(trained.report)})
-    return result if trained.stopped_by is None else Ended(result, 128 + trained.stopped_by)
+    return result if trained.stopped_by is None else signalled(result, trained.stopped_by)
 
 
-def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | Ended:
+def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | WithCode:
     """Print the summary at the end of training, or return it for --json."""
     result = trained.summary() if flags.json else None
     if not flags.json and not flags.quiet:
@@ -131,4 +131,4 @@ def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | Ended:
 
         checkpoint = trained.folder.best_or_latest()
         print_summary(Console(highlight=False), trained.path, report=trained.report, checkpoint=checkpoint)
-    return result if trained.stopped_by is None else Ended(result, 128 + trained.stopped_by)
+    return result if trained.stopped_by is None else signalled(result, trained.stopped_by)

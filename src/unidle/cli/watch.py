@@ -8,7 +8,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from unidle.cli.flags import Result, parse
+from unidle.cli.flags import Result, parse, wants_help
 from unidle.errors import UsageError
 
 
@@ -17,7 +17,7 @@ class _WatchFlags:
     """Run any command unchanged and report at its end what its GPU waited for: unidle watch -- python train.py
 
     Works with any Python training program and library. Input, output, signals and exit status pass through; the report
-    goes to standard error. Without a GPU, it reports where the main process spent its time. Needs the extra `meter`.
+    goes to standard error. Without a GPU, it reports where the main process spent its time.
     """
 
     out: Path | None = None
@@ -30,7 +30,7 @@ def watch_command(argv: list[str]) -> Result:
     """`unidle watch`; ends with the exit status of the command, or by the signal that ended it."""
     split = argv.index("--") if "--" in argv else len(argv)
     command = argv[split + 1 :]
-    if not command and not {"-h", "--help"} & set(argv):
+    if not command and not wants_help(argv):
         raise UsageError("No command given; put it after `--`: unidle watch -- python train.py.")
     flags = parse(_WatchFlags, argv[:split], "watch")
 

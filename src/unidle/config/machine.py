@@ -14,15 +14,24 @@ _MEMORY = Path("/proc/meminfo")
 def available_cores() -> int:
     """Cores this process may use: the minimum of affinity mask, cgroup quotas and SLURM allocation."""
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    for folder in _cgroups("cpu"):
-        quota = _numbers(folder / "cpu.max")
-        quota = quota or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
-        if len(quota) == 2:  # microseconds of CPU time per period, length of the period in microseconds
-            limits.append(quota[0] // quota[1])
+    quota = cgroup_cores()
+    if quota is not None:
+        limits.append(int(quota))
     slurm = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if slurm.isdigit() and int(slurm) > 0:
         limits.append(int(slurm))
     return max(1, min(limits))
+
+
+def cgroup_cores() -> float | None:
+    """Cores' worth of CPU time that cgroup quotas allow; None without a quota."""
+    limits = []
+    for folder in _cgroups("cpu"):
+        quota = _numbers(folder / "cpu.max")
+        quota = quota or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
+        if len(quota) == 2:  # microseconds of CPU time per period, length of the period in microseconds
+            limits.append(quota[0] / quota[1])
+    return min(limits, default=None)
 
 
 def available_memory() -> int:

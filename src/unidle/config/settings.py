@@ -238,7 +238,8 @@ class OffPolicyRecipe(Recipe):
     @property
     def update_schedule(self) -> str:
         """Description of the update schedule."""
-        return f"{self.utd_ratio:g} updates per step, replay buffer of {self.buffer_size:,}"
+        updates = "1 update" if self.utd_ratio == 1 else f"{self.utd_ratio:g} updates"
+        return f"{updates} per step, replay buffer of {self.buffer_size:,} transitions"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from unidle.config.settings import round_up_timesteps
 from unidle.engine.build import RunParts
 from unidle.engine.placement import too_many_workers
 from unidle.envs.spec import EnvSpec
+from unidle.formatting import short_time
 from unidle.nn.actor_critic import n_parameters
 
 _FEW_ITERATIONS = 10
@@ -20,7 +21,7 @@ _FEW_ITERATIONS = 10
 def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, step: int) -> dict[str, str]:
     """Name and text of each line of the summary. The run starts, or resumes, at `step`."""
     recipe, run, env_spec, workers = config.recipe, config.run, parts.env_spec, parts.workers
-    duration = f"{env_spec.step_seconds * 1e6:.0f} µs per step"
+    duration = f"{short_time(env_spec.step_seconds)} per step"
     backend = (
         f"{_counted(workers, 'worker process', 'worker processes')} ({duration})"
         if workers

@@ -16,6 +16,7 @@ from unidle.envs.spec import EnvSpec
 from unidle.envs.surviving_state import surviving
 from unidle.envs.vector.host_envs import make_vector_envs
 from unidle.errors import wrap_errors
+from unidle.formatting import short_time
 
 _STEPS = 1000
 _REPEATED_SHARE = 4  # one in this many steps is repeated in the same environment
@@ -52,7 +53,7 @@ def check_env(
         "observation": str(obs.space).replace("\n", " "),
         "action": str(actions.space).replace("\n", " "),
         "action mask": "yes" if obs.mask_width else "no",
-        "step": f"{env_spec.step_seconds * 1e6:.0f} µs",
+        "step": short_time(env_spec.step_seconds),
     }
     taken = sum(map(len, record.rewards))
     if not record.episodes:

@@ -109,6 +109,7 @@ class EnvMaker:
         if self.kind == "async":
             return self(**extra)
         env = self._call(extra)
+        _require_all_async(self.name, env)
         if inspect.iscoroutinefunction(getattr(env, "step", None)):
             raise UsageError(
                 f"{self.name} returned a {type(env).__name__}, whose step is a coroutine; pass the class itself, or "
@@ -261,12 +262,28 @@ def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> En
     inner = factory
     while isinstance(inner, partial):
         inner = inner.func
-    if isinstance(inner, type) and inspect.iscoroutinefunction(getattr(inner, "step", None)):
-        return EnvMaker(name, factory, kwargs, kind="async")
+    if isinstance(inner, type):
+        _require_all_async(name, inner)
+        if inspect.iscoroutinefunction(getattr(inner, "step", None)):
+            return EnvMaker(name, factory, kwargs, kind="async")
     # Isaac Lab's batched environments derive from gymnasium.Env too.
     is_batched = getattr(factory, "is_vector_env", False)
     is_single = isinstance(factory, type) and issubclass(factory, gymnasium.Env) and not is_batched
     return EnvMaker(name, factory, kwargs, kind="gymnasium" if is_single else "unknown")
+
+
+def _require_all_async(name: str, env: Any) -> None:
+    """UsageError if `env`, a class or an object, has both coroutines and plain methods."""
+    methods = ("reset", "step", "close")
+    coroutines = [method for method in methods if inspect.iscoroutinefunction(getattr(env, method, None))]
+    if len(coroutines) in (0, len(methods)):
+        return
+    plain = " and ".join(f"{method}()" for method in methods if method not in coroutines)
+    others = " and ".join(f"{method}()" for method in coroutines)
+    raise UsageError(
+        f"{name} is half asynchronous: write {plain} as `async def`, like {others}; or write all three as plain "
+        "methods of a gymnasium.Env."
+    )
 
 
 def gymnasium_factory(env_id: str) -> EnvFactory:

@@ -74,7 +74,7 @@ def was_imported() -> bool:
 
 COMMANDS = {
     "eval": ["eval", "{}", "--episodes", "1"],
-    "export": ["export", "{}", "--onnx"],
+    "export": ["export", "{}"],
     "resume": ["train", "--resume", "{}", "--timesteps", "64", "--quiet"],
 }
 NAMING = {

@@ -8,12 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
-psutil = pytest.importorskip("psutil")
-
-from unidle.errors import UsageError  # noqa: E402
-from unidle.meter.sensors.host import Busiest, Host, Tree  # noqa: E402
+from unidle.errors import UsageError
+from unidle.meter.sensors.host import Busiest, Host, Tree
 
 # A parent that sleeps, and a child that uses a full core and prints a line when it starts.
 FAMILY = """

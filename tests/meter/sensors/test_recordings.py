@@ -16,15 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pynvml
 import pytest
+from nvml_hook import HOOK, binding, read
+from paths import DOCS
+from record_nvml import Recorder
 
-pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
-
-from nvml_hook import HOOK, binding, read  # noqa: E402
-from paths import DOCS  # noqa: E402
-from record_nvml import Recorder  # noqa: E402
-
-from unidle.meter.sensors.reading import EARLY  # noqa: E402
+from unidle.meter.sensors.reading import EARLY
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE / "recordings"
@@ -234,7 +232,6 @@ def test_recording(name: str, check: Callable[[Replay], None]) -> None:
 
 def test_monitor_image_in_docs_is_up_to_date() -> None:
     """If it is not, redraw it; see the docstring of picture_monitor.py."""
-    pytest.importorskip("psutil")
     committed = DOCS / "images" / "monitor.svg"
     drawn = python(
         [str(HERE / "picture_monitor.py"), str(RECORDINGS / "h200.json.gz"), "/dev/stdout"], dict(os.environ)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("psutil")
 PROGRAM = [sys.executable, "-m", "unidle", "watch"]
 # Ignores CPU use by other programs: a planted cause must be found while other tests use the machine.
 ALONE = [

@@ -17,7 +17,6 @@ from unidle.meter.watch import samples
 from unidle.metrics.jsonl import read_records
 from unidle.timeline import LEARN, OTHER, PHASES, STORAGE, Timeline
 
-pytest.importorskip("psutil")
 ENVS = """
 import time
 import gymnasium, numpy

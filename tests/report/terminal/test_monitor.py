@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 from processes import restore_sigint
 
-pytest.importorskip("psutil")
 Environment = Callable[..., dict[str, str]]
 PROGRAM = [sys.executable, "-m", "unidle", "monitor"]
 
@@ -205,13 +204,6 @@ def test_monitor_without_terminal_writes_csv_until_interrupted(tmp_path: Path) -
         process.kill()
     assert process.returncode == 0
     assert (out, err) == (b"", b"")
-
-
-def test_missing_psutil_error_says_what_to_install(tmp_path: Path) -> None:
-    script = "import sys; sys.modules['psutil'] = None\nfrom unidle.cli import main\nmain(['monitor', '--once'])"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr == "unidle: CPU readings need the package psutil; run: pip install 'unidle[meter]'.\n"
 
 
 def test_monitor_does_not_import_torch(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class AsyncEnv(Protocol):
         """As in Gymnasium."""
 
     async def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
-        """Start the episode of this seed; return observation, info."""
+        """Start the episode of this seed; return observation, info. Gymnasium's signature is fine too."""
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Return observation, reward, terminated, truncated, info."""
@@ -55,7 +55,7 @@ class GymnasiumAsyncEnv(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
         super().reset(seed=seed)
-        return self._wait(self.async_env.reset(int(self.np_random.integers(2**31)) if seed is None else seed))
+        return self._wait(self.async_env.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Run a step to completion."""

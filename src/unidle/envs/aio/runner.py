@@ -92,7 +92,7 @@ class AsyncEnvRunner:
     async def reset(self, seed: int) -> bool:
         """Prefetch a reset; close the environment and return False if it fails."""
         try:
-            self._resets[seed] = await self._with_timeout("reset", self.make().reset(seed))
+            self._resets[seed] = await self._with_timeout("reset", self.make().reset(seed=seed))
         except Exception as error:
             self._resets[seed] = error
             await self.close_env()

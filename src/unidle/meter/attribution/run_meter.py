@@ -13,14 +13,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 from unidle.engine.callbacks import RunGpu
-from unidle.errors import UsageError
 from unidle.formatting import percent
 from unidle.meter.attribution.idle_time import Attribution, Breakdown, DeviceSpan, attribute_idle, host_spans
 from unidle.meter.attribution.trace import Tracer
@@ -93,8 +92,7 @@ class RunMeter:
             if self._wants_trace:
                 self._tracer = Tracer(folder, self._say)
                 self._closing.callback(self._tracer.finish)
-            with suppress(UsageError):  # psutil is an optional dependency
-                self._tree = Tree(os.getpid())
+            self._tree = Tree(os.getpid())
 
     def iteration(self, step: int, wall: float, has_learned: bool) -> None:
         """Start or end a segment after an iteration, if one is due."""

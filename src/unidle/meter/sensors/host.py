@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from unidle.errors import UsageError
 from unidle.meter.sensors.reading import EARLY, Reading, RepeatFilter, Sample
 
@@ -20,25 +22,15 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROCESS_PERIOD_S = 1.0  # scanning all processes takes tens of milliseconds
 
 
-def psutil() -> Any:
-    """Import psutil, an optional dependency; raises UsageError if it is not installed."""
-    try:
-        import psutil
-    except ImportError:
-        raise UsageError("CPU readings need the package psutil; run: pip install 'unidle[meter]'.") from None
-    return psutil
-
-
 class Host:
     """The cores and memory of this machine."""
 
     name = "host"
 
     def __init__(self) -> None:
-        self._psutil = psutil()
         self.cores = tuple(sorted(os.sched_getaffinity(0)))
         self.core_names = tuple(f"core {core}" for core in self.cores)
-        total = self._psutil.virtual_memory().total / 2**30
+        total = psutil.virtual_memory().total / 2**30
         self.readings = (
             Reading("cpu", "%", _PERIOD_S, 100.0),
             Reading("I/O wait", "%", _PERIOD_S, 100.0),
@@ -51,7 +43,7 @@ class Host:
 
     def poll(self) -> dict[str, list[Sample]]:
         """Return the samples that are new since the last call."""
-        memory = self._psutil.virtual_memory()
+        memory = psutil.virtual_memory()
         found = {"memory": self._memory.take(time.perf_counter_ns(), (memory.total - memory.available) / 2**30)}
         if time.perf_counter_ns() - self._since_ns < EARLY * _PERIOD_S * 1e9:
             return found
@@ -73,7 +65,7 @@ class Host:
     def _core_times(self) -> list[tuple[int, int, Any]]:
         """Return the kernel's ticks of each core so far: total, busy, I/O wait (None if not reported)."""
         found = []
-        every = self._psutil.cpu_times(percpu=True)
+        every = psutil.cpu_times(percpu=True)
         for core in self.cores:
             if core >= len(every):
                 continue
@@ -89,10 +81,9 @@ class Tree:
     """A process and all its descendants, such as a trainer and its workers."""
 
     def __init__(self, pid: int) -> None:
-        self._psutil = psutil()
         try:
-            self._root = self._psutil.Process(pid)
-        except (self._psutil.NoSuchProcess, ValueError, OverflowError):
+            self._root = psutil.Process(pid)
+        except (psutil.NoSuchProcess, ValueError, OverflowError):
             raise UsageError(f"There is no process {pid}; run `ps` to list the running ones.") from None
         self.name = f"pid {pid}"
         self.readings = (
@@ -109,7 +100,7 @@ class Tree:
         """Return the command line for display."""
         try:
             return " ".join(self._root.cmdline()) or self._root.name()
-        except self._psutil.Error:
+        except psutil.Error:
             return "ended"
 
     def poll(self) -> dict[str, list[Sample]]:
@@ -132,7 +123,7 @@ class Tree:
     def _use(self) -> _TreeUse | None:
         try:
             members = [self._root, *self._root.children(recursive=True)]
-        except self._psutil.NoSuchProcess:
+        except psutil.NoSuchProcess:
             return None
         self.pids |= {member.pid for member in members}
         seconds, memory, alive = 0.0, 0, 0
@@ -143,7 +134,7 @@ class Tree:
                     seconds += sum(member.cpu_times()[:4])
                     memory += member.memory_info().rss
                     alive += 1
-            except self._psutil.Error:
+            except psutil.Error:
                 continue
         return _TreeUse(time.perf_counter_ns(), seconds, memory, alive) if alive else None
 
@@ -170,7 +161,7 @@ class Busiest:
     """The processes that use the most CPU time, updated at most once a second."""
 
     def __init__(self, n: int, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._psutil, self._n, self._clock_ns = psutil(), n, clock_ns
+        self._n, self._clock_ns = n, clock_ns
         self._before: dict[tuple[int, float], float] = {}  # (pid, start time) → CPU seconds so far
         self._at_ns: int | None = None
         self.processes: list[ProcessUse] = []
@@ -182,7 +173,7 @@ class Busiest:
             return False
         passed_s = (now_ns - self._at_ns) * 1e-9 if self._at_ns is not None else None
         times, found = {}, []
-        for process in self._psutil.process_iter():
+        for process in psutil.process_iter():
             try:
                 with process.oneshot():
                     seconds = sum(process.cpu_times()[:2])
@@ -192,7 +183,7 @@ class Busiest:
                         used = seconds - self._before.get(identity, 0.0)
                         if used > 0:
                             found.append((used / passed_s, process.name(), process.pid, process.memory_info().rss))
-            except self._psutil.Error:
+            except psutil.Error:
                 continue
         found.sort(reverse=True)
         self.processes = [ProcessUse(pid, name, cores, memory) for cores, name, pid, memory in found[: self._n]]

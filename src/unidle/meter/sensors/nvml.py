@@ -20,10 +20,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Container
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
+
+import pynvml
 
 from unidle.meter.sensors.gpm import READINGS as GPM_READINGS
 from unidle.meter.sensors.gpm import Gpm
@@ -31,9 +33,7 @@ from unidle.meter.sensors.reading import Reading, RepeatFilter, Sample
 
 _T = TypeVar("_T")
 
-_NO_DRIVER = "No NVIDIA GPU found: there is no NVIDIA driver."
-_NO_PACKAGE = "GPU readings need the package nvidia-ml-py; run: pip install 'unidle[meter]'."
-_DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second is WSL's
+NO_DRIVER = "No NVIDIA GPU found: there is no NVIDIA driver."
 
 _SLOW_S, _FAST_S = 1.0, 0.1
 _NO_SAMPLES_S = 1.5  # without samples before polling; longer than the longest averaging window
@@ -273,11 +273,6 @@ class Driver:
         self.no_gpu_reason: str | None = None
         self._nvml: Any = None
         try:
-            import pynvml
-        except ImportError:
-            self.no_gpu_reason = _NO_PACKAGE if any(path.exists() for path in _DRIVER_FILES) else _NO_DRIVER
-            return
-        try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             self.no_gpu_reason = _failure_reason(pynvml, error)
@@ -289,6 +284,21 @@ class Driver:
             self.no_gpu_reason = _failure_reason(pynvml, error)
         if not self.gpus and not self.no_gpu_reason:
             self.no_gpu_reason = "No NVIDIA GPU found: the driver is loaded but lists none."
+
+    @property
+    def version(self) -> str | None:
+        """The driver's version; None if it is not known."""
+        with suppress(pynvml.NVMLError):
+            return _text(pynvml.nvmlSystemGetDriverVersion())
+        return None
+
+    @property
+    def cuda(self) -> tuple[int, int] | None:
+        """The newest version of CUDA that the driver supports; None if it is not known."""
+        with suppress(pynvml.NVMLError):
+            newest = pynvml.nvmlSystemGetCudaDriverVersion()  # 12040 for 12.4
+            return newest // 1000, newest % 1000 // 10
+        return None
 
     def gpu_by_uuid(self, uuid: str) -> Gpu | None:
         """Return the GPU with this UUID."""
@@ -318,7 +328,7 @@ class Driver:
 
 def _failure_reason(nvml: Any, error: Any) -> str:
     if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return _NO_DRIVER
+        return NO_DRIVER
     if error.value == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
         return "No NVIDIA GPU found: the NVIDIA driver is installed but not loaded."
     return f"The NVIDIA driver does not respond: {error}."

@@ -103,7 +103,7 @@ def conclusion(tuned: Tuned, file: str, command: str) -> list[str]:
     elif kept:
         lines.append("The recipe has changed; check that the job still learns as well as before.")
     elif tuned.has_measured:
-        lines.append("No change was measurably faster; the settings stay the same.")
+        return [*lines, f"No change was measurably faster: train as before. The unchanged settings are in {file}."]
     else:
         reasons = {
             "": "No change was promising, or none could be measured",

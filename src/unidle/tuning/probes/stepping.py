@@ -10,13 +10,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import psutil
 
 from unidle.config import Engine
 from unidle.engine.build import make_envs
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import HostEnvs
 from unidle.envs.spec import EnvSpec, random_flat_action
-from unidle.meter.sensors.host import psutil
 from unidle.tuning.probes.timing import lower_quartile
 
 _DRAWN = 32  # sets of random actions, used in turn
@@ -190,18 +190,18 @@ class _CpuTime:
 
     @staticmethod
     def children() -> list[Any]:
-        return list(psutil().Process().children(recursive=True))
+        return list(psutil.Process().children(recursive=True))
 
     @staticmethod
     def now() -> _CpuTime:
         """Return the use of all child processes, or of this process if there are none."""
-        return _CpuTime.of(_CpuTime.children() or [psutil().Process()])
+        return _CpuTime.of(_CpuTime.children() or [psutil.Process()])
 
     @staticmethod
     def of(processes: Iterable[Any]) -> _CpuTime:
         on_core, main, queued, threads = 0.0, 0.0, 0.0, 0
         for process in processes:
-            with suppress(psutil().Error):
+            with suppress(psutil.Error):
                 own = sum(process.cpu_times()[:2])
                 scheduled = _scheduled(process.pid)
                 on_core += own
