@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from unidle.algos.schedules import Schedule
 from unidle.config import Config
 from unidle.config.convert import in_brief
 from unidle.config.engine_file import read_engine_file
@@ -246,11 +247,13 @@ def start(
     cwd: Path | None = None,
     resume: Literal["auto"] | None = None,
     keep: Sequence[str] = (),
+    state: dict[str, Any] | None = None,
+    schedules: Mapping[str, Schedule] | None = None,
 ) -> TrainedRun:
     """Train a validated config in a new run folder; `runs_dir` is relative to `cwd`.
 
     With `resume`, in the folder of the run that this config started before, if there is one, which keeps its settings
-    `keep`.
+    `keep`. `state` is what to continue from, and `schedules` replace the recipe's: see `Trainer`.
     """
     cwd = cwd or Path.cwd()
     if config.run.init_from is not None:
@@ -258,11 +261,12 @@ def start(
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, init_from=other))
     maker = _maker_for(maker or _maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
-    build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd)
+    build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd, state, schedules or {})
     before = existing_path(config, cwd) if resume else None
     if before is not None:
         config = resumed_job(RunFolder.open(before).config(), config, keep, display_path(before))
-        return build.train(config, before, [*notes, f"Resuming {display_path(before)}."], is_new=False)
+        resuming = [] if state else [f"Resuming {display_path(before)}."]
+        return build.train(config, before, [*notes, *resuming], is_new=False)
     path = new_path(config, cwd)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_name=path.name))
     try:
@@ -372,6 +376,8 @@ class _Build:
     writers: Sequence[MetricWriter]
     quiet: bool
     cwd: Path  # before an environment could change it
+    state: dict[str, Any] | None = None
+    schedules: Mapping[str, Schedule] = dataclasses.field(default_factory=dict)
 
     @guarded_output()
     def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
@@ -387,6 +393,7 @@ class _Build:
                 callbacks=self.callbacks,
                 writers=self.writers,
                 meter=RunMeter(display.on_message, display.on_meter, trace=config.run.trace),
+                schedules=self.schedules,
             )
             try:
                 if config.run.init_from is not None and RunFolder(path).latest() is None:
@@ -400,7 +407,7 @@ class _Build:
                     folder.lock()
                     folder.provenance = made_with
                 try:
-                    trainer.train(folder)
+                    trainer.train(folder, self.state)
                 except Exception:
                     with suppress(Exception):  # raise the original error
                         write_report(path)

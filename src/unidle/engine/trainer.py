@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+from unidle.algos.schedules import Schedule
+from unidle.buffers.rollout import Rollout
 from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.config.settings import round_up_timesteps
 from unidle.engine.build import build_parts
 from unidle.engine.callbacks import Callback, CallbackRunner, Callbacks, ProgressDisplay, TimeMeter
 from unidle.engine.checkpoint.changes import record_changes
+from unidle.engine.checkpoint.checkpoint_file import explain_weight_mismatch
 from unidle.engine.checkpoint.kernel_versions import kernels_on
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.saver import Saver
@@ -41,6 +44,7 @@ from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import CHECKPOINT, LEARN, LOGGING, OTHER, Timeline
 
 _NO_CALLBACKS = Callbacks()
+_NO_SCHEDULES: Mapping[str, Schedule] = {}
 
 
 class Trainer:
@@ -56,13 +60,16 @@ class Trainer:
         callbacks: Callbacks = _NO_CALLBACKS,
         writers: Sequence[MetricWriter] = (),
         meter: TimeMeter | None = None,
+        schedules: Mapping[str, Schedule] = _NO_SCHEDULES,
     ) -> None:
+        """`schedules` replace those that the recipe gives."""
         self.config, self._display, self._meter, self._writers = config, display, meter, writers
         self._is_async = maker.kind == "async"
         self._callbacks = callbacks
         self._timeline = Timeline()
         self._parts = build_parts(config, maker, network, self._timeline, display.on_message, self._on_fault)
         self.env_spec, self.algo, self.collector = self._parts.env_spec, self._parts.algo, self._parts.collector
+        self.algo.schedules.update(schedules)
         self._learner = Learner(self.algo, self._timeline)
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
         self._stopping, self._interrupts = False, Interrupts(self._interrupt)
@@ -97,6 +104,7 @@ class Trainer:
     _tracker: BestPolicyTracker
     _runner: CallbackRunner
     _recorded: frozenset[int] = frozenset()  # see BestPolicyTracker
+    _rollout: Rollout | None = None  # of the latest iteration
 
     def close(self) -> None:
         """Close all environments and end their processes."""
@@ -107,17 +115,23 @@ class Trainer:
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def train(self, folder: RunFolder) -> None:
-        """Train until the last step, the target return or Ctrl-C, and save a checkpoint at the end."""
+    def train(self, folder: RunFolder, state: dict[str, Any] | None = None) -> None:
+        """Train until the last step, the target return or Ctrl-C, and save a checkpoint at the end.
+
+        Continues from `state`, by default the folder's latest checkpoint. If `state` has no `collector`, its algorithm
+        and counters continue in new environments.
+        """
         try:
-            self._train(folder)
+            self._train(folder, folder.load_latest(self._display.on_message) if state is None else state)
         finally:
             folder.unlock()
 
-    def _train(self, folder: RunFolder) -> None:
+    def _train(self, folder: RunFolder, state: dict[str, Any] | None) -> None:
         run, progress, say = self.config.run, self.progress, self._display.on_message
         self._folder = folder
-        state = folder.load_latest(say)
+        if state is not None and "collector" not in state:
+            self._restore_algorithm(state)
+            state = None
         if state is None:
             self.collector.start()
         else:
@@ -130,7 +144,7 @@ class Trainer:
         folder.save_config(self.config, progress.step)
         self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
         self._iterations = IterationLog(self._log, self.collector, progress, self._clock, run.timesteps, monitor)
-        self._runner = CallbackRunner(folder.path, self._log, self._stop)
+        self._runner = CallbackRunner(folder.path, self._log, self._stop, self._state)
         self._tracker = BestPolicyTracker(
             self.config,
             self.algo,
@@ -208,7 +222,7 @@ class Trainer:
         record = self._iterations.record(metrics, steps, perf_counter() - began)
         self._iterations.add(record, steps, is_last=progress.step >= run.timesteps or self._stopping)
         self._display.on_iteration(record)
-        self._runner.call(self._callbacks.after_iteration, record, self.algo.policy)
+        self._runner.call(self._callbacks.after_iteration, record, self.algo.policy, self._rollout)
         if self._meter is not None:
             self._meter.iteration(progress.step, record["wall"], has_learned=metrics.get("updates") != 0)
         self._timeline.enter(OTHER)
@@ -239,6 +253,7 @@ class Trainer:
             raise self._saved_failure(error) from None  # nothing was learned since: it can resume here
         self._timeline.enter(LEARN)
         shuffle = keyed_generator(finished.rollout.obs.device, run.seed, SHUFFLE, progress.iteration)
+        self._rollout = finished.rollout
         metrics, failure = self._overlap.learn(finished, min(1.0, progress.step / run.timesteps), shuffle)
         self.collector.read_episode_stats()
         self._timeline.enter(OTHER)
@@ -329,11 +344,24 @@ class Trainer:
             self.collector.is_cancelled = True
             self._evaluations.cancel()
 
+    def _state(self) -> dict[str, Any]:
+        self._iterations.flush()  # so that the log is complete up to the checkpoint
+        return self._saver.state(self._evaluations.state())
+
     def _save(self) -> None:
         self._iterations.flush()  # so that the log is complete up to the checkpoint
         self._timeline.enter(CHECKPOINT)
         self._saver.save(self._folder, self._evaluations.state())
         self._timeline.enter(OTHER)
+
+    def _restore_algorithm(self, state: dict[str, Any]) -> None:
+        """Restore the algorithm and the counters."""
+        self._saver.require_same_spaces(state)
+        with explain_weight_mismatch():
+            self.algo.load_state_dict(state["algo"])
+        self.progress.load_state_dict(state)
+        if isinstance(self.collector, HostCollector):
+            self.collector.schedule.restart_at(self.progress.iteration)
 
     def _restore(self, state: dict[str, Any]) -> str:
         """Restore a checkpoint; returns the kernels that it names."""
