@@ -97,7 +97,7 @@ RESAMPLES = 20_000
 def train_unidle(name: str, seed: int) -> float:
     """Train with unidle; return the mean return of the final policy."""
     import unidle
-    from unidle.engine.agent import Agent
+    from unidle.engine.agent import read_agent
 
     env_id, task = name.split()[0], TASKS[name]
     settings = {**task["ppo"], "n_envs": task["n_envs"], "timesteps": task["timesteps"]}
@@ -119,7 +119,7 @@ def train_unidle(name: str, seed: int) -> float:
         )
         latest = run.folder.latest()
         assert latest is not None
-        agent = Agent(latest, run.config, None)
+        agent = read_agent(latest, run.config, None)
     return evaluate(env_id, agent.predict)
 
 

@@ -197,7 +197,7 @@ TASKS: dict[str, dict[str, Any]] = {
 def train_unidle(name: str, seed: int) -> float:
     """Train with unidle; return the mean return of the final policy."""
     import unidle
-    from unidle.engine.agent import Agent
+    from unidle.engine.agent import read_agent
 
     (env_id, algo), task = name.split()[:2], TASKS[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -217,7 +217,7 @@ def train_unidle(name: str, seed: int) -> float:
         )
         latest = run.folder.latest()
         assert latest is not None
-        agent = Agent(latest, run.config, None)
+        agent = read_agent(latest, run.config, None)
     return evaluate(env_id, agent.predict)
 
 

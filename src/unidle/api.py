@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from unidle.algos.schedules import Schedule
 from unidle.config import Config
 from unidle.config.convert import in_brief
 from unidle.config.engine_file import read_engine_file
@@ -289,11 +290,13 @@ def start(
     cwd: Path | None = None,
     resume: Literal["auto"] | None = None,
     keep: Sequence[str] = (),
+    state: dict[str, Any] | None = None,
+    schedules: Mapping[str, Schedule] | None = None,
 ) -> TrainedRun:
     """Train a validated config in a new run folder; `runs_dir` is relative to `cwd`.
 
     With `resume`, in the folder of the run that this config started before, if there is one, which keeps its settings
-    `keep`.
+    `keep`. `state` is what to continue from, and `schedules` replace the recipe's: see `Trainer`.
     """
     cwd = cwd or Path.cwd()
     if config.run.init_from is not None:
@@ -301,11 +304,12 @@ def start(
         config = config.with_run(init_from=other)
     maker = _maker_for(maker or _maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
-    build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd)
+    build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd, state, schedules or {})
     before = existing_path(config, cwd) if resume else None
     if before is not None:
         config = resumed_job(RunFolder.open(before).config(), config, keep, display_path(before))
-        return build.train(config, before, [*notes, f"Resuming {display_path(before)}."], is_new=False)
+        resuming = [] if state else [f"Resuming {display_path(before)}."]
+        return build.train(config, before, [*notes, *resuming], is_new=False)
     path = new_path(config, cwd)
     config = config.with_run(run_name=path.name)
     try:
@@ -465,6 +469,8 @@ class _Build:
     writers: Sequence[MetricWriter]
     quiet: bool
     cwd: Path  # before an environment could change it
+    state: dict[str, Any] | None = None
+    schedules: Mapping[str, Schedule] = dataclasses.field(default_factory=dict)
 
     @guarded_output()
     def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
@@ -477,7 +483,7 @@ class _Build:
             try:
                 folder = self._folder(trainer, path, display, is_new=is_new)
                 try:
-                    trainer.train(folder)
+                    trainer.train(folder, self.state)
                 except KeyboardInterrupt:
                     kept = "the last checkpoint is kept" if folder.latest() else "there is no checkpoint yet"
                     raise KeyboardInterrupt(kept) from None
@@ -528,7 +534,7 @@ class _Build:
 
     def _trainer(self, config: Config, display: ProgressDisplay, **parts: Any) -> Trainer:
         own: dict[str, Any] = {"network": self.network, "callbacks": self.callbacks, "writers": self.writers}
-        return Trainer(config, self.maker, display, **own, **parts)
+        return Trainer(config, self.maker, display, schedules=self.schedules, **own, **parts)
 
     def _folder(self, trainer: Trainer, path: Path, display: ProgressDisplay, *, is_new: bool) -> RunFolder:
         """The folder of the run, locked; for a new run, only once its networks are known to fit."""

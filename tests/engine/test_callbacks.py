@@ -207,3 +207,23 @@ def test_logging_something_else_is_an_error(values: dict[Any, Any], message: str
     with pytest.raises(unidle.UsageError) as error:
         unidle.train(Choice, on_start=[lambda context: context.log(values)], **SMALL)
     assert str(error.value).startswith(message)
+
+
+def test_after_iteration_callbacks_get_the_rollout_and_others_none(tmp_path: Path) -> None:
+    rewards: list[Any] = []
+
+    def keep(context: unidle.CallbackContext) -> None:
+        rewards.append(context.rollout and context.rollout.rewards.clone())
+
+    unidle.train(Choice, **SMALL, on_start=[keep], after_iteration=[keep], after_evaluation=[keep], on_end=[keep])
+    assert [None if each is None else each.shape for each in rewards] == [None, (16, 2), (16, 2), None, None]
+
+
+def test_state_is_the_content_of_the_checkpoint_at_that_step(tmp_path: Path) -> None:
+    states: list[dict[str, Any]] = []
+    run = unidle.train(Choice, **SMALL, on_end=[lambda context: states.append(context.state())])
+    saved = torch.load(run.folder.saved()[-1], weights_only=True)
+    assert states[0].keys() == saved.keys() - {"format"}
+    assert states[0]["step"] == saved["step"] == 64
+    weights = saved["algo"]["policy"]
+    assert all(torch.equal(value, weights[name]) for name, value in states[0]["algo"]["policy"].items())

@@ -97,9 +97,9 @@ def test_ppo_solves_cartpole_on_gpu(tmp_path: Path) -> None:
 
 def test_policy_trained_on_gpu_gives_same_actions_on_cpu(tmp_path: Path) -> None:
     run = unidle.train(env="Pendulum-v1", runs_dir=str(tmp_path), **{**SMALL, "precision": "fp32"})
-    from unidle.engine.agent import Agent
+    from unidle.engine.agent import read_agent
 
-    on_gpu, on_cpu = (Agent(run.folder.best_or_latest(), run.config, None, device) for device in ("cuda", "cpu"))
+    on_gpu, on_cpu = (read_agent(run.folder.best_or_latest(), run.config, None, device) for device in ("cuda", "cpu"))
     torch.manual_seed(0)
     for observation in torch.randn(20, 3).clamp(-1, 1).numpy():
         assert on_gpu.predict(observation) == pytest.approx(on_cpu.predict(observation), abs=1e-5)

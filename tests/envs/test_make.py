@@ -19,7 +19,7 @@ from toy_envs import Walk
 import unidle
 from unidle.envs import make
 from unidle.envs.import_name import callable_name, is_reproducible
-from unidle.envs.make import EnvMaker, env_maker
+from unidle.envs.make import EnvMaker, PerEnv, env_maker
 from unidle.errors import UsageError
 
 
@@ -233,3 +233,9 @@ def test_backend_that_cannot_be_imported_is_one_line_error(backend: str, message
 def test_backend_without_prefix_or_function_is_rejected(prefix: str, backend: Any) -> None:
     with pytest.raises(UsageError, match="give a prefix, and a function or its `module:function`"):
         unidle.register_backend(prefix, backend)
+
+
+def test_each_environment_of_a_run_has_its_own_function() -> None:
+    maker = env_maker(PerEnv([lambda length=length: Walk(length=length) for length in (2, 3)]))
+    assert [maker.of_env(index)()._last for index in range(4)] == [2, 3, 2, 3]
+    assert env_maker(Walk).of_env(1)()._last == 6

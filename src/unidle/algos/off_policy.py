@@ -18,6 +18,7 @@ from torch import Tensor
 from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.experience_replay import ExperienceReplay, Updates
 from unidle.algos.micro_batches import AfterGradient, Loss, MicroBatches
+from unidle.algos.schedules import schedules_of
 from unidle.buffers.replay import Transitions
 from unidle.buffers.rollout import Rollout
 from unidle.config import OffPolicyRecipe
@@ -109,7 +110,7 @@ class OffPolicy:
         """
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe, self._batch_size = policy, recipe, recipe.batch_size
-        self.after_gradient = after_gradient
+        self.schedules, self.after_gradient = schedules_of(recipe), after_gradient
         self.micro_batches = MicroBatches("A minibatch", report)
         self.rule = rule = make_rule(policy, recipe, Gradient(self.micro_batches, after_gradient))
         self.parameters = rule.parameters
@@ -139,8 +140,7 @@ class OffPolicy:
     def set_progress(self, progress: float) -> None:
         """Update schedules; `progress` is the finished part of the run, 0 to 1."""
         self._progress = progress
-        scale = 1 - progress if self.recipe.lr_schedule == "linear" else 1.0
-        self.rule.learning_rate.fill_(self.recipe.learning_rate * scale)
+        self.rule.learning_rate.fill_(self.schedules["learning_rate"](1.0 - progress))
         self.experience.set_progress(progress)
 
     def update_in_parts(

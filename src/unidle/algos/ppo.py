@@ -27,6 +27,7 @@ from unidle.algos.experience_replay import ExperienceReplay
 from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import AfterGradient, Loss
 from unidle.algos.run_to_end import run_to_end
+from unidle.algos.schedules import schedules_of
 from unidle.algos.start_from import with_parts_of
 from unidle.buffers.advantages import discounted_returns
 from unidle.buffers.rollout import Rollout
@@ -125,6 +126,7 @@ class PPO:
     ) -> None:
         """`policy` is already on its device: its parameters become views of one flat tensor there."""
         self.policy, self.recipe, self.after_gradient = policy, recipe, after_gradient
+        self.schedules = schedules_of(recipe)
         self.parameters = FlatParameters(policy)
         device = self.parameters.flat.device
         setting = partial(per_member, [recipe], device=device)
@@ -151,9 +153,8 @@ class PPO:
 
     def set_progress(self, progress: float) -> None:
         """Update schedules; `progress` is the finished part of the run, 0 to 1."""
-        recipe, remaining = self.recipe, 1.0 - progress
-        self.learning_rate.fill_(recipe.learning_rate * (remaining if recipe.lr_schedule == "linear" else 1.0))
-        self.clip_range.fill_(recipe.clip_range * (remaining if recipe.clip_schedule == "linear" else 1.0))
+        self.learning_rate.fill_(self.schedules["learning_rate"](1.0 - progress))
+        self.clip_range.fill_(self.schedules["clip_range"](1.0 - progress))
 
     def update_in_parts(
         self, rollout: Rollout, shuffle: torch.Generator, behaviour: ActorCritic | None = None

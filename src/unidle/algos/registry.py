@@ -19,6 +19,7 @@ from unidle.algos.off_policy_numpy import choose_dqn_gradient, choose_sac_gradie
 from unidle.algos.ppo_ops import iteration_nodes, new_ppo
 from unidle.algos.sac import SAC
 from unidle.algos.sac_kernels import choose_sac_update
+from unidle.algos.schedules import Schedule
 from unidle.algos.td3 import TD3
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
@@ -40,6 +41,7 @@ class Algorithm(Protocol):
     policy: Any
     parameters: FlatParameters  # of the policy
     after_gradient: AfterGradient | None  # the hook between gradient and step, if there is one
+    schedules: dict[str, Schedule]  # setting → its value over the run
 
     @property
     def experience(self) -> ExperienceReplay | None:

@@ -32,13 +32,13 @@ from unidle.spaces.observations import ObservationLayout
 class Agent:
     """A frozen policy with its normalisers. A recurrent policy keeps its state between calls until `reset`."""
 
-    def __init__(self, checkpoint: Path, config: Config, network: NetworkFactory | None, device: str = "cpu") -> None:
-        state = load_checkpoint(checkpoint, policy_only=True)
-        _refuse_edited_recipe(checkpoint, state, config)
+    def __init__(
+        self, state: dict[str, Any], config: Config, network: NetworkFactory | None, device: str = "cpu"
+    ) -> None:
+        """`state` is the content of a checkpoint; its weights are copied."""
         self.policy, self.obs_layout, self.action_layout = policy_from(state["spaces"], config, network)
         with explain_weight_mismatch():
             self.policy.load_state_dict(state["algo"]["policy"])
-        refuse_non_finite(self.policy, checkpoint)
         self.actor_layout = self.policy.encoder.layout  # the part of the observation that the actor gets
         self.device = choose_device(device)
         self.policy.to(self.device).eval()
@@ -92,6 +92,15 @@ class Agent:
         return taken, states[0] if size is None else states
 
 
+def read_agent(path: Path, config: Config, network: NetworkFactory | None, device: str = "cpu") -> Agent:
+    """The policy in a checkpoint file."""
+    state = load_checkpoint(path, policy_only=True)
+    _refuse_edited_recipe(path, state, config)
+    agent = Agent(state, config, network, device)
+    refuse_non_finite(agent.policy, path)
+    return agent
+
+
 def _refuse_edited_recipe(checkpoint: Path, state: dict[str, Any], config: Config) -> None:
     """UsageError if config.yaml now describes another policy, such as one with another activation."""
     if "settings" not in state:
@@ -107,7 +116,7 @@ def load_agent(
 ) -> Agent:
     """The best policy of a run, or its latest if there is no best one; damaged files are skipped, with a message."""
     paths = folder.policies()
-    agent, damaged = first_intact(paths, lambda path: Agent(path, config, network, device))
+    agent, damaged = first_intact(paths, lambda path: read_agent(path, config, network, device))
     for each in damaged:
         say(f"{display_path(each)} is damaged; using {paths[len(damaged)].name} of step {agent.step:,}.")
     return agent

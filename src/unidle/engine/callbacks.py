@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from unidle.algos.registry import AnyPolicy
+from unidle.buffers.rollout import Rollout
 from unidle.config.convert import in_brief
 from unidle.errors import UsageError
 from unidle.metrics.log import MetricLog
@@ -18,13 +20,18 @@ from unidle.timeline import Timeline
 
 @dataclass
 class CallbackContext:
-    """What a callback receives: a record, the policy, functions that end the run and log numbers, the run folder."""
+    """What a callback receives: a record, the policy, functions that end the run and log numbers, the run folder.
+
+    `rollout` and `state` are valid until the callback returns.
+    """
 
     record: dict[str, Any]  # of the iteration or evaluation; at the start and end of a run its step alone
     policy: AnyPolicy
     stop: Callable[[], None]
     log: Callable[[Mapping[str, Any]], None]
     folder: Path
+    rollout: Rollout | None  # of the iteration; None elsewhere, and if the device runs several iterations at a time
+    state: Callable[[], dict[str, Any]]  # the content of a checkpoint
 
 
 Callback = Callable[[CallbackContext], None]
@@ -47,12 +54,16 @@ class CallbackRunner:
     folder: Path
     metric_log: MetricLog
     stop: Callable[[], None]
+    state: Callable[[], dict[str, Any]]
 
-    def call(self, callbacks: Sequence[Callback], record: dict[str, Any], policy: AnyPolicy) -> None:
+    def call(
+        self, callbacks: Sequence[Callback], record: dict[str, Any], policy: AnyPolicy, rollout: Rollout | None = None
+    ) -> None:
         """Call all `callbacks` with this record."""
         if callbacks:
             step = record["step"]
-            context = CallbackContext(record, policy, self.stop, lambda values: self._log(step, values), self.folder)
+            log = partial(self._log, step)
+            context = CallbackContext(record, policy, self.stop, log, self.folder, rollout, self.state)
             for callback in callbacks:
                 callback(context)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 from unidle.algos.run_to_end import run_to_end
+from unidle.algos.schedules import Schedule
+from unidle.buffers.rollout import Rollout
 from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.config.settings import round_up_timesteps
 from unidle.engine.build import build_parts
 from unidle.engine.callbacks import Callback, CallbackRunner, Callbacks, ProgressDisplay, TimeMeter
 from unidle.engine.checkpoint.changes import record_changes
+from unidle.engine.checkpoint.checkpoint_file import explain_weight_mismatch
 from unidle.engine.checkpoint.kernel_versions import kernels_on
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.saver import Saver
@@ -45,6 +48,7 @@ from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import CHECKPOINT, LEARN, LOGGING, OTHER, Timeline
 
 _NO_CALLBACKS = Callbacks()
+_NO_SCHEDULES: Mapping[str, Schedule] = {}
 
 
 class Trainer:
@@ -60,13 +64,15 @@ class Trainer:
         callbacks: Callbacks = _NO_CALLBACKS,
         writers: Sequence[MetricWriter] = (),
         meter: TimeMeter | None = None,
+        schedules: Mapping[str, Schedule] = _NO_SCHEDULES,
         others: OtherTrainers | None = None,
         sharing: Sharing | None = None,
         interrupts: Interrupts | None = None,
     ) -> None:
-        """`others`: the trainers with which it shares the machine's cores; None: it takes all.
+        """`schedules` replace those that the recipe gives.
 
-        `sharing` and `interrupts` are those of a group of runs in this process, if it is part of one.
+        `others`: the trainers with which it shares the machine's cores; None: it takes all. `sharing` and `interrupts`
+        are those of a group of runs in this process, if it is part of one.
         """
         self.config, self._display, self._meter, self._writers = config, display, meter, writers
         self._is_async = maker.kind == "async"
@@ -75,6 +81,7 @@ class Trainer:
         say = display.on_message
         self._parts = build_parts(config, maker, network, self._timeline, say, self._on_fault, others, sharing)
         self.env_spec, self.algo, self.collector = self._parts.env_spec, self._parts.algo, self._parts.collector
+        self.algo.schedules.update(schedules)
         self._learner = Learner(self.algo, self._timeline)
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
         self._stopping, self._interrupts = False, interrupts or Interrupts()
@@ -110,6 +117,7 @@ class Trainer:
     _tracker: BestPolicyTracker
     _runner: CallbackRunner
     _recorded: frozenset[int] = frozenset()  # see BestPolicyTracker
+    _rollout: Rollout | None = None  # of the latest iteration
 
     def close(self) -> None:
         """Close all environments and end their processes."""
@@ -120,17 +128,21 @@ class Trainer:
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def train(self, folder: RunFolder) -> None:
+    def train(self, folder: RunFolder, state: dict[str, Any] | None = None) -> None:
         """`train_in_turns`, without giving other runs a turn."""
-        run_to_end(self.train_in_turns(folder))
+        run_to_end(self.train_in_turns(folder, state))
 
-    def train_in_turns(self, folder: RunFolder) -> Turns[None]:
-        """Train until the last step, the target return or Ctrl-C, and save a checkpoint at the end."""
+    def train_in_turns(self, folder: RunFolder, state: dict[str, Any] | None = None) -> Turns[None]:
+        """Train until the last step, the target return or Ctrl-C, and save a checkpoint at the end.
+
+        Continues from `state`, by default the folder's latest checkpoint. If `state` has no `collector`, its algorithm
+        and counters continue in new environments.
+        """
         self._folder = folder
         with contextlib.ExitStack() as end:  # closed in reverse order, each even if another fails
             for close in (folder.unlock, self._saver.close, self._display.on_end):
                 end.callback(close)
-            is_new = self._open(end)
+            is_new = self._open(end, folder.load_latest(self._display.on_message) if state is None else state)
             self._announce()
             self._clock.begin()
             end.callback(self._clock.end)
@@ -141,10 +153,12 @@ class Trainer:
             end.callback(lambda: self._call(self._callbacks.on_end))
             yield from self._run(is_new)
 
-    def _open(self, end: contextlib.ExitStack) -> bool:
+    def _open(self, end: contextlib.ExitStack, state: dict[str, Any] | None) -> bool:
         """Start or restore the run and open its logs, which `end` closes; returns whether the run is new."""
         folder, progress, say = self._folder, self.progress, self._display.on_message
-        state = folder.load_latest(say)
+        if state is not None and "collector" not in state:
+            self._restore_algorithm(state)
+            state = None
         if state is None:
             self.collector.start()
         else:
@@ -161,7 +175,7 @@ class Trainer:
         end.callback(self._log.close)
         parts = self._log, self.collector, progress, self._clock
         self._iterations = IterationLog(*parts, self.config.run.timesteps, say, monitor)
-        self._runner = CallbackRunner(folder.path, self._log, self._stop)
+        self._runner = CallbackRunner(folder.path, self._log, self._stop, self._state)
         self._tracker = BestPolicyTracker(
             self.config,
             self.algo,
@@ -230,7 +244,7 @@ class Trainer:
         record = self._iterations.record(metrics, steps, perf_counter() - began)
         self._iterations.add(record, steps, is_last=progress.step >= run.timesteps or self._stopping)
         self._display.on_iteration(record)
-        self._runner.call(self._callbacks.after_iteration, record, self.algo.policy)
+        self._runner.call(self._callbacks.after_iteration, record, self.algo.policy, self._rollout)
         if self._meter is not None:
             self._meter.iteration(progress.step, record["wall"], has_learned=metrics.get("updates") != 0)
         self._timeline.enter(OTHER)
@@ -261,6 +275,7 @@ class Trainer:
             raise self._saved_failure(error) from None  # nothing was learned since: it can resume here
         self._timeline.enter(LEARN)
         shuffle = keyed_generator(finished.rollout.obs.device, run.seed, SHUFFLE, progress.iteration)
+        self._rollout = finished.rollout
         metrics, failure = yield from self._overlap.learn(finished, min(1.0, progress.step / run.timesteps), shuffle)
         self.collector.read_episode_stats()
         self._timeline.enter(OTHER)
@@ -356,11 +371,24 @@ class Trainer:
             self.collector.is_cancelled = True
             self._evaluations.cancel()
 
+    def _state(self) -> dict[str, Any]:
+        self._iterations.flush()  # so that the log is complete up to the checkpoint
+        return self._saver.state(self._evaluations.state())
+
     def _save(self) -> None:
         self._iterations.flush()  # so that the log is complete up to the checkpoint
         self._timeline.enter(CHECKPOINT)
         self._saver.save(self._folder, self._evaluations.state())
         self._timeline.enter(OTHER)
+
+    def _restore_algorithm(self, state: dict[str, Any]) -> None:
+        """Restore the algorithm and the counters."""
+        self._saver.require_same_spaces(state)
+        with explain_weight_mismatch():
+            self.algo.load_state_dict(state["algo"])
+        self.progress.load_state_dict(state)
+        if isinstance(self.collector, HostCollector):
+            self.collector.schedule.restart_at(self.progress.iteration)
 
     def _restore(self, state: dict[str, Any]) -> str:
         """Restore a checkpoint; returns the kernels that it names."""

@@ -88,7 +88,8 @@ def _load_gymnasium_vector() -> Callable[..., Any]:
 
 def _is_sb3_vec_env(env: Any) -> bool:
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(env).__mro__}
-    return ("stable_baselines3", "VecEnv") in kinds and not _is_isaac_env(env)
+    # unidle.sb3 has vector environments with the same interface.
+    return bool(kinds & {("stable_baselines3", "VecEnv"), ("unidle", "VecEnv")}) and not _is_isaac_env(env)
 
 
 def _load_sb3_vector() -> Callable[..., Any]:

@@ -28,6 +28,18 @@ from unidle.errors import UsageError
 # the class of an AsyncEnv.
 EnvFactory = Callable[..., Any]
 
+
+class PerEnv:
+    """A factory with one function for each environment of a run; more environments begin with the first again."""
+
+    def __init__(self, factories: Sequence[EnvFactory]) -> None:
+        self.factories = tuple(factories)
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """Create environment 0."""
+        return self.factories[0](**kwargs)
+
+
 # What an EnvMaker's factory returns: one gymnasium.Env; an EnvPool; a DeviceEnv; an AsyncEnv; or, from a user's
 # function, a gymnasium.Env or a vector environment, known only after calling it.
 EnvKind = Literal["gymnasium", "envpool", "device", "async", "unknown"]
@@ -74,6 +86,12 @@ class EnvMaker:
                 f"--wrapper and --frame-stack wrap a single gymnasium.Env, which {self.name} is not; leave them out."
             )
         return replace(self.on_host(), wrappers=tuple(map(wrapper_of, wrappers)))
+
+    def of_env(self, index: int) -> EnvMaker:
+        """The maker of environment `index`."""
+        if not isinstance(self.factory, PerEnv):
+            return self
+        return replace(self, factory=self.factory.factories[index % len(self.factory.factories)])
 
     def pickle_error(self) -> str | None:
         """Why the maker cannot be sent to worker processes; None if it can."""

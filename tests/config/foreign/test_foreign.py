@@ -660,3 +660,9 @@ def test_numpy_arrays_are_accepted_as_lists() -> None:
     assert (config.recipe.net_arch, config.recipe.n_envs) == ((64, 32), 3)
     with pytest.raises(UsageError, match="`workers` must be"):
         Config().with_values({"workers": np.array([1, 2])}, "flags")
+
+
+def test_n_steps_of_an_off_policy_algorithm_is_that_of_n_step_returns(read: Read) -> None:
+    values = read("algo: dqn\nn_timesteps: 1000\nn_steps: 3\ntrain_freq: 8\n", algo="dqn").values
+    assert values["n_step"] == 3
+    assert values["n_steps"] == 8

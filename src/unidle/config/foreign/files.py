@@ -58,6 +58,27 @@ def read_config(
     return conversion.finish(n_envs)
 
 
+def convert_sb3_arguments(algo: str, arguments: dict[str, Any], n_envs: int) -> ConvertedConfig:
+    """The settings for the arguments of Stable-Baselines3's class for `algo`, which are plain values."""
+    return _converted_arguments(algo, arguments).finish(n_envs)
+
+
+def sb3_values(algo: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The settings for some arguments, without defaults for others, and messages about them."""
+    for key in sb3_off_policy.KEYS:
+        if algo != "ppo" and key in arguments:
+            raise UsageError(f"{algo.upper()}: `{key}` depends on other arguments; create a new model to change it.")
+    conversion = _converted_arguments(algo, arguments)
+    return conversion.values, conversion.notes
+
+
+def _converted_arguments(algo: str, arguments: dict[str, Any]) -> _Conversion:
+    conversion = _Conversion(algo.upper(), "sb3", algo, limits_batch_size=True)
+    for key, value in arguments.items():
+        conversion.convert(key, value)
+    return conversion
+
+
 # -- detecting the format
 
 
@@ -79,7 +100,7 @@ class _Conversion:
     source: str
     style: Style
     algo: str  # of a Stable-Baselines3 file
-    is_zoo: bool = False
+    limits_batch_size: bool = False  # to the rollout, as Stable-Baselines3 does
     values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)  # for settings that the file does not give
@@ -88,7 +109,9 @@ class _Conversion:
 
     def convert(self, key: str, value: Any) -> None:
         """Convert one setting of the file."""
-        if self.style == "sb3" and self.algo != "ppo" and key in sb3_off_policy.KEYS:
+        if self.style == "sb3" and self.algo != "ppo" and key == "n_steps":
+            self._set("n_step", key, value)  # n-step returns; a rollout's length follows from `train_freq`
+        elif self.style == "sb3" and self.algo != "ppo" and key in sb3_off_policy.KEYS:
             self.schedule[key] = value
         elif key == "target_step" or (key == "n_minibatches" and self.style == "sb3"):
             self.per_iteration[key] = self._count(key, value)
@@ -125,7 +148,7 @@ class _Conversion:
             self._convert_n_minibatches(self.per_iteration["n_minibatches"], known_envs)
         if self.style != "sb3":
             return ConvertedConfig(self.values, self.notes, self.values.get("preset"))
-        if self.is_zoo and self.algo == "ppo":
+        if self.limits_batch_size and self.algo == "ppo":
             self._limit_batch_size((known_envs or 1) * self.values.get("n_steps", 2048))
         for name in sb3_sde.without_effect(self.values, self.algo):
             del self.values[name]

@@ -37,7 +37,8 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "replay_buffer_kwargs": (None, {}, "dict()"),
     "clip_obs": (10.0,),
     "clip_reward": (10.0,),
-    "n_steps": (None, 1),
+    "rollout_buffer_class": (None,),
+    "rollout_buffer_kwargs": (None, {}),
 }
 # Settings that do not affect learning: printing, logging, and where data is stored.
 _NOT_LEARNING = {
@@ -53,6 +54,8 @@ _REASONS = {
     "ortho_init": "only PPO's initial weights are orthogonal",
     "replay_buffer_class": "unidle has uniform and prioritised replay (`per`), and no hindsight replay (HER)",
     "replay_buffer_kwargs": "unidle's replay buffer has none of these",
+    "rollout_buffer_class": "unidle has one rollout buffer",
+    "rollout_buffer_kwargs": "unidle's rollout buffer has none of these",
     "features_extractor_class": "write it as --network module:callable",
     "n_lstm_layers": "unidle has one recurrent layer",
     "normalize": "unidle normalises observations and rewards for PPO only",

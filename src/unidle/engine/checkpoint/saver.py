@@ -59,7 +59,18 @@ class Saver:
         self._writer.wait()
         self.check()
         self._began = perf_counter()
-        state = {
+        state = self.state(evaluations)
+        if not self._config.run.save_replay_buffer:
+            state = without_replay_buffer(state)
+        has_copy = fits_in_memory(state)
+        copied, step = snapshot(state) if has_copy else state, self._progress.step
+        self._writer.start(lambda: self._write(folder, copied, step))
+        if not has_copy:
+            self._writer.wait()  # before training changes the original
+
+    def state(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+        """The content of a checkpoint; its tensors are those of the run, not copies."""
+        return {
             "settings": self._settings,
             "spaces": spaces_to_plain(self._env_spec),
             "algo": self._algo.state_dict(),
@@ -72,13 +83,6 @@ class Saver:
             "kernels": self.kernels,
             **self._env_statistics(),
         }
-        if not self._config.run.save_replay_buffer:
-            state = without_replay_buffer(state)
-        has_copy = fits_in_memory(state)
-        copied, step = snapshot(state) if has_copy else state, self._progress.step
-        self._writer.start(lambda: self._write(folder, copied, step))
-        if not has_copy:
-            self._writer.wait()  # before training changes the original
 
     def _write(self, folder: RunFolder, state: dict[str, Any], step: int) -> None:
         """In the writer's thread."""
@@ -130,12 +134,16 @@ class Saver:
         found = self._collector.env_statistics()
         return {"env_statistics": found} if found else {}
 
-    def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> str:
-        """Restore the parts from a checkpoint; UsageError if it does not fit. Returns the kernels that it names."""
+    def require_same_spaces(self, state: dict[str, Any]) -> None:
+        """UsageError if a checkpoint is of an environment with other spaces."""
         if state["spaces"] != spaces_to_plain(self._env_spec):
             raise UsageError(
                 "The environment's spaces differ from the checkpoint's; resume with the environment it was trained on."
             )
+
+    def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> str:
+        """Restore the parts from a checkpoint; UsageError if it does not fit. Returns the kernels that it names."""
+        self.require_same_spaces(state)
         was_on_device = "moving" in state["collector"]
         if was_on_device != self._env_spec.on_device:
             raise UsageError(

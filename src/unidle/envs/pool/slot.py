@@ -63,7 +63,7 @@ class EnvSlot:
     def make(self) -> gymnasium.Env:
         """Return the environment; create it if there is none."""
         if self.env is None:
-            env = self.env = self._guarded(self._maker)
+            env = self.env = self._guarded(self._maker.of_env(self.index))
             self._stateful_wrappers = self._guarded(lambda: stateful_wrappers(env))
             self._heartbeat()
         return self.env

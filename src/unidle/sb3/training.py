@@ -1,0 +1,92 @@
+"""What happens around an iteration of `learn`: callbacks, the logger, and the model's view of the run."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unidle.engine.callbacks import CallbackContext, Callbacks
+from unidle.errors import UsageError
+from unidle.sb3.common.callbacks import CallbackList, ConvertCallback
+
+if TYPE_CHECKING:
+    from unidle.sb3.model import Model
+
+
+def as_callback(callback: Any) -> Any:
+    """One callback for what `learn` accepts: None, a callback, a list of them, or a function."""
+    if callback is None or hasattr(callback, "on_step"):
+        return callback
+    if isinstance(callback, list | tuple):
+        return CallbackList([as_callback(each) for each in callback])
+    if callable(callback):
+        return ConvertCallback(callback)
+    raise UsageError(f"`callback` is {callback!r}; pass a BaseCallback, a list of them, or a function.")
+
+
+class Training:
+    """The callbacks of one `learn`, called by the trainer."""
+
+    def __init__(self, model: Model, callback: Any, arguments: dict[str, Any]) -> None:
+        """`arguments` are those of `learn`, which callbacks see in `locals`."""
+        self._model, self._callback, self._arguments = model, callback, arguments
+        self._returns, self._lengths = np.zeros(model.n_envs), np.zeros(model.n_envs, np.int64)  # of open episodes
+        self._began = time.time()
+
+    def callbacks(self) -> Callbacks:
+        """For the trainer."""
+        return Callbacks([self._on_start], [self._after_iteration], [], [self._on_end])
+
+    def _on_start(self, context: CallbackContext) -> None:
+        self._model.follow(context)
+        if self._callback is not None:
+            self._callback.init_callback(self._model)
+            self._callback.on_training_start({"self": self._model, **self._arguments}, {})
+        self._model.logger.dump()
+
+    def _after_iteration(self, context: CallbackContext) -> None:
+        before = self._model.num_timesteps
+        self._model.follow(context)
+        if self._callback is not None and not self._call(context, before):
+            context.stop()
+        self._model.logger.dump()
+
+    def _on_end(self, context: CallbackContext) -> None:
+        self._model.follow(context)
+        if self._callback is not None:
+            self._callback.on_training_end()
+        self._model.logger.dump()
+        self._model.keep()
+
+    def _call(self, context: CallbackContext, before: int) -> bool:
+        """Call the callback for every step of the iteration; False if one asked to stop."""
+        callback, model, rollout = self._callback, self._model, context.rollout
+        callback.on_rollout_start()
+        goes_on = True
+        if rollout is None:  # the device ran several iterations
+            goes_on = callback.on_step()
+        else:
+            rewards = rollout.rewards.cpu().numpy()
+            terminated, truncated = rollout.terminated.cpu().numpy(), rollout.truncated.cpu().numpy()
+            for step in range(len(rewards)):
+                model.num_timesteps = before + (step + 1) * model.n_envs
+                callback.update_locals(self._locals(rewards[step], terminated[step], truncated[step]))
+                if not callback.on_step():
+                    goes_on = False
+                    break
+        model.num_timesteps = context.record["step"]
+        callback.on_rollout_end()
+        return goes_on
+
+    def _locals(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> dict[str, Any]:
+        dones = terminated | truncated
+        self._returns += rewards
+        self._lengths += 1
+        infos: list[dict[str, Any]] = [{} for _ in dones]
+        for index in np.flatnonzero(dones):
+            episode = {"r": float(self._returns[index]), "l": int(self._lengths[index]), "t": time.time() - self._began}
+            infos[index] = {"episode": episode, "TimeLimit.truncated": bool(truncated[index])}
+        self._returns[dones], self._lengths[dones] = 0.0, 0
+        return {"rewards": rewards, "dones": dones, "infos": infos}

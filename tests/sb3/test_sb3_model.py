@@ -1,0 +1,285 @@
+"""Models: learning, learning further, acting, parameters, and files."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import signal
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from cli_envs import Choice
+from toy_envs import Walk
+
+from unidle.errors import UsageError
+from unidle.metrics.jsonl import read_records
+from unidle.sb3 import DQN, PPO, SAC, make_vec_env
+
+SMALL: dict[str, Any] = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 3, "device": "cpu"}
+SMALL["policy_kwargs"] = {"net_arch": [8]}
+SMALL_DQN: dict[str, Any] = {"learning_starts": 8, "buffer_size": 64, "batch_size": 4, "seed": 3, "device": "cpu"}
+
+
+def ppo(env: Any = Choice, **changes: Any) -> PPO:
+    return PPO("MlpPolicy", make_vec_env(env, 2), **{**SMALL, **changes})
+
+
+def assert_equal(left: Any, right: Any) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        if isinstance(value, dict):
+            assert_equal(value, right[name])
+        elif isinstance(value, torch.Tensor):
+            assert torch.equal(value, right[name]), name
+
+
+def test_learn_returns_the_model_and_counts_steps() -> None:
+    model = ppo()
+    assert model.num_timesteps == 0
+    assert model.learn(40) is model
+    assert model.num_timesteps == 64  # whole iterations of 32
+    model.learn(32)
+    assert model.num_timesteps == 32
+
+
+def test_learning_in_two_parts_equals_learning_at_once() -> None:
+    at_once = ppo(Walk).learn(128)
+    in_parts = ppo(Walk).learn(64)
+    in_parts.learn(64, reset_num_timesteps=False)
+    assert in_parts.num_timesteps == at_once.num_timesteps == 128
+    assert_equal(at_once.get_parameters(), in_parts.get_parameters())
+
+
+def test_replay_buffer_is_kept_between_two_calls_of_learn() -> None:
+    at_once = DQN("MlpPolicy", make_vec_env(Walk, 1), **SMALL_DQN).learn(64)
+    in_parts = DQN("MlpPolicy", make_vec_env(Walk, 1), **SMALL_DQN).learn(32)
+    in_parts.learn(32, reset_num_timesteps=False)
+    # Exploration follows the length of the run, so that only the first half is the same.
+    assert at_once.num_timesteps == in_parts.num_timesteps
+    state = in_parts._state()["algo"]["experience"]
+    assert (state["steps"], state["updates"]) == (64, 14)
+
+
+def test_learn_that_resets_counts_starts_from_the_learned_networks_with_new_episodes() -> None:
+    model = ppo(Walk).learn(64)
+    before = model.get_parameters()["policy"]
+    starts: list[Any] = []
+    model.learn(32, callback=lambda locals_, _: starts.append(locals_["rewards"].tolist()))
+    fresh: list[Any] = []
+    ppo(Walk).learn(32, callback=lambda locals_, _: fresh.append(locals_["rewards"].tolist()))
+    assert starts != fresh
+    after = model.get_parameters()["policy"]
+    assert 0 < (after["actor_head.weight"] - before["actor_head.weight"]).abs().max() < 0.1
+
+
+def test_untrained_model_acts_as_the_run_begins() -> None:
+    model, other = ppo(), ppo()
+    observation = Choice().reset(seed=0)[0]
+    action, state = model.predict(observation, deterministic=True)
+    assert model.action_space.contains(action)
+    assert state is None
+    untrained = model.get_parameters()["policy"]
+    assert_equal(model.learn(32).get_parameters(), other.learn(32).get_parameters())
+    assert not torch.equal(untrained["actor_head.weight"], model.get_parameters()["policy"]["actor_head.weight"])
+
+
+def test_batches_are_predicted_as_in_the_loop_of_a_script() -> None:
+    model = ppo().learn(32)
+    env = model.get_env()
+    observations = env.reset()
+    for _ in range(12):
+        actions, _ = model.predict(observations)
+        observations, rewards, dones, infos = env.step(actions)
+    assert observations.shape == (2, *model.observation_space.shape)
+    assert rewards.shape == dones.shape == (2,)
+    assert len(infos) == 2
+
+
+def test_nothing_is_left_behind_without_a_log_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = ppo().learn(32)
+    folder = Path(str(model.logger.dir)).parent
+    assert folder.is_dir()
+    del model
+    gc.collect()
+    assert not folder.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_log_folder_gets_a_run_folder_per_learn_that_resets(tmp_path: Path) -> None:
+    model = ppo(tensorboard_log=str(tmp_path)).learn(32)
+    model.learn(32, reset_num_timesteps=False)
+    model.learn(32, tb_log_name="mine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["PPO_1", "mine_1"]
+    steps = [record["step"] for record in read_records(tmp_path / "PPO_1" / "metrics.jsonl")]
+    assert steps == [32, 64]
+    assert list((tmp_path / "PPO_1" / "tensorboard").iterdir())
+
+
+def test_quiet_model_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    model = ppo().learn(32)
+    model.learn(32, reset_num_timesteps=False)
+    assert capfd.readouterr() == ("", "")
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_that_are_set_act_and_are_learned_from() -> None:
+    source, target = ppo(seed=1).learn(32), ppo(seed=2)
+    target.set_parameters(source.get_parameters())
+    assert_equal(source.get_parameters(), target.get_parameters())
+    observations = np.stack([Choice().reset(seed=seed)[0] for seed in range(8)])
+    assert np.array_equal(*(model.predict(observations, deterministic=True)[0] for model in (source, target)))
+    target.learn(32)
+    ours, theirs = (model.get_parameters()["policy"]["actor_head.weight"] for model in (target, source))
+    assert 0 < (ours - theirs).abs().max() < 0.1
+
+
+def test_some_parameters_are_set_without_exact_match() -> None:
+    source, target = ppo(seed=1), ppo(seed=2)
+    given = {"policy": source.get_parameters()["policy"]}
+    with pytest.raises(UsageError, match="pass those that get_parameters returns"):
+        target.set_parameters(given)
+    target.set_parameters(given, exact_match=False)
+    assert_equal(target.get_parameters()["policy"], given["policy"])
+
+
+def test_parameters_of_other_layers_are_refused() -> None:
+    other = ppo(policy_kwargs={"net_arch": [4]})
+    model = ppo()
+    with pytest.raises(UsageError, match="do not fit the network"):
+        model.set_parameters(other.get_parameters())
+    assert model.get_parameters()["policy"]["actor_head.weight"].shape == (2, 8)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_saved_model_acts_and_learns_further(tmp_path: Path) -> None:
+    model = ppo().learn(32)
+    model.save(tmp_path / "new" / "model")
+    loaded = PPO.load(tmp_path / "new" / "model", env=make_vec_env(Choice, 2))
+    assert loaded.num_timesteps == 32
+    assert_equal(loaded.get_parameters(), model.get_parameters())
+    loaded.learn(32, reset_num_timesteps=False)
+    assert loaded.num_timesteps == 64
+
+
+def test_model_without_environment_acts_but_does_not_learn(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    model = ppo().learn(32)
+    model.save(file)
+    loaded = PPO.load(file)
+    observation = Choice().reset(seed=1)[0]
+    ours, theirs = (each.predict(observation, deterministic=True)[0] for each in (loaded, model))
+    assert ours == theirs
+    assert loaded.get_env() is None
+    with pytest.raises(UsageError, match="no environment yet"):
+        loaded.learn(32)
+    loaded.set_env(make_vec_env(Choice, 2))
+    loaded.learn(32)
+
+
+def test_arguments_given_to_load_replace_saved_ones(tmp_path: Path) -> None:
+    ppo(learning_rate=lambda remaining: 1e-3 * remaining).save(tmp_path / "a.zip")
+    with pytest.warns(UserWarning, match="`learning_rate` of the saved model is a Python object"):
+        assert PPO.load(tmp_path / "a.zip").config.recipe.learning_rate == 1e-3
+    loaded = PPO.load(tmp_path / "a.zip", env=make_vec_env(Choice, 4), learning_rate=1e-4, n_steps=8)
+    found: Any = loaded.config.recipe
+    assert (found.learning_rate, found.n_steps, found.n_envs, found.n_epochs) == (1e-4, 8, 4, 2)
+    loaded.learn(32)
+
+
+def test_replay_buffer_is_not_saved_and_refilled(tmp_path: Path) -> None:
+    model = DQN("MlpPolicy", make_vec_env(Walk, 1), **SMALL_DQN).learn(32)
+    model.save(tmp_path / "a")
+    assert (tmp_path / "a.zip").stat().st_size < 100_000
+    loaded = DQN.load(tmp_path / "a", env=make_vec_env(Walk, 2))
+    assert loaded.config.recipe.updates_per_iteration == model.config.recipe.updates_per_iteration
+    loaded.learn(32)
+
+
+def test_file_with_pickled_code_is_refused_and_nothing_runs(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    ppo().save(tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as good, zipfile.ZipFile(tmp_path / "b.zip", "w") as bad:
+        bad.writestr("unidle.json", good.read("unidle.json"))
+        tensors = io.BytesIO()
+        torch.save({"algo": Trap()}, tensors)
+        bad.writestr("state.pt", tensors.getvalue())
+    with pytest.raises(UsageError, match="is damaged"):
+        PPO.load(tmp_path / "b.zip")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("missing", "There is no model"), ("text.zip", "not a saved model"), ("dqn", "DQN.load")]
+)
+def test_file_that_is_no_such_model_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "text.zip").write_text("hello")
+    DQN("MlpPolicy", Choice(), **SMALL_DQN).save(tmp_path / "dqn")
+    with pytest.raises(UsageError, match=message):
+        PPO.load(tmp_path / name)
+
+
+# -- environments ------------------------------------------------------------------------------------------------------
+
+
+def test_other_environments_are_trained_in_from_then_on() -> None:
+    model = ppo().learn(32)
+    other = make_vec_env(Choice, 2)
+    model.set_env(other)
+    assert model.get_env() is other
+    model.learn(32, reset_num_timesteps=False)
+    assert model.num_timesteps == 64
+    with pytest.raises(UsageError, match="has 2 environments, but got 3"):
+        model.set_env(make_vec_env(Choice, 3))
+
+
+def test_environments_with_other_spaces_are_refused_before_training() -> None:
+    model = ppo().learn(32)
+    model.set_env(make_vec_env(Walk, 2))
+    with pytest.raises(UsageError, match="spaces differ"):
+        model.learn(32)
+
+
+def test_ctrl_c_ends_learn_with_what_was_learned() -> None:
+    model = ppo()
+
+    def interrupt(locals_: dict[str, Any], _: dict[str, Any]) -> None:
+        if model.num_timesteps == 64:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(320, callback=interrupt)
+    assert 64 <= model.num_timesteps < 320
+    model.predict(Choice().reset(seed=1)[0])
+
+
+@pytest.mark.learning
+def test_cartpole_is_learned_with_only_the_import_changed() -> None:
+    from unidle.sb3 import evaluate_policy
+
+    env = gymnasium.make("CartPole-v1")
+    model = PPO("MlpPolicy", env, seed=1).learn(total_timesteps=40_000)
+    mean, _ = evaluate_policy(model, env, n_eval_episodes=20)
+    assert mean > 300
+
+
+@pytest.mark.learning
+def test_pendulum_is_learned_by_sac_with_only_the_import_changed() -> None:
+    from unidle.sb3 import evaluate_policy
+
+    model = SAC("MlpPolicy", "Pendulum-v1", learning_rate=1e-3, seed=1).learn(5_000)
+    mean, _ = evaluate_policy(model, gymnasium.make("Pendulum-v1"), n_eval_episodes=10)
+    assert mean > -400
