@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from unidle.report.terminal.summary import print_facts
 _TABLE_EVERY, _LINE_EVERY = 0.5, 10.0  # seconds
 _RATE_WINDOW = 30.0  # seconds over which speed is averaged
 _MAX_ROWS = 24  # of the table: the others are in the total
+_MAX_NAMES = 8  # of runs, in the first line
 
 
 class MemberDisplay(SilentDisplay):
@@ -108,7 +110,10 @@ class GroupDisplay:
         self._n_started += 1
         if self._n_started > 1 or self._quiet:
             return
-        print_facts(self._console, {name: value for name, value in facts.items() if name not in ("run", "folder")})
+        names = list(self._members)
+        few = ", ".join(names if len(names) <= _MAX_NAMES else [*names[: _MAX_NAMES - 1], "…"])
+        folder = Path(facts["run"]).parent
+        print_facts(self._console, {**facts, "run": f"{len(names)} in {folder}: {few}"})
         self._began = self._clock()
         self._next_draw = self._began + (_LINE_EVERY if self._live is None else _TABLE_EVERY)
         if self._live is not None:
