@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def _resume(argv: list[str]) -> Result | WithCode:
     argv, notes = replace_renamed_flags(argv)
     argv = normalise_flags(with_env_flag(argv))
     path = Path(peek(argv, "--resume") or "")
-    is_group = (path / GROUP_FILE).is_file()
+    is_group = os.path.isfile(path / GROUP_FILE)  # False if the path is too long
     before = load_yaml(run_config_file(_first_run(path) if is_group else path))
     if peek(argv, "--config") or peek(argv, "--preset"):
         raise UsageError("--resume uses the settings of the run; remove --config and --preset.")

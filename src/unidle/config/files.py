@@ -113,7 +113,7 @@ def run_config_file(folder: Path) -> Path:
         is_run = path.is_file()
     except (OSError, ValueError):
         raise UsageError(f"The path {str(folder)!r} is too long or not UTF-8; rename the run folder.") from None
-    if not is_run and (folder / GROUP_FILE).is_file():
+    if not is_run and os.path.isfile(folder / GROUP_FILE):
         runs = sorted(file.parent for file in folder.glob("*/config.yaml"))
         such = f", such as {display_path(runs[0])}" if runs else ""
         raise UsageError(f"{display_path(folder)} is a group of runs; give one of them{such}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class GroupFolder:
     @staticmethod
     def is_one(path: Path) -> bool:
         """Whether `path` is the folder of a group."""
-        return (path / GROUP_FILE).is_file()
+        return os.path.isfile(path / GROUP_FILE)  # False if the path is too long
 
     @staticmethod
     def open(path: Path) -> GroupFolder:
