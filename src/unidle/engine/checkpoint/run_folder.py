@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep
 from typing import IO, Any
 
 import yaml
@@ -19,12 +16,12 @@ from unidle.config.files import display_path, load_yaml, read_yaml, refuse_secon
 from unidle.config.resolve import edited_settings
 from unidle.engine.checkpoint.changes import recorded_settings
 from unidle.engine.checkpoint.checkpoint_file import DamagedCheckpointError, load_checkpoint, save_checkpoint
+from unidle.engine.checkpoint.folder_lock import lock_folder, unlock_folder
 from unidle.engine.checkpoint.provenance import SECTION, with_entry
 from unidle.engine.checkpoint.trust import sign
 from unidle.errors import UsageError
-from unidle.writing import open_to_append, refuse_link, write_atomically
+from unidle.writing import refuse_link, write_atomically
 
-_LOCK_TIMEOUT_S = 0.1  # a dashboard that checks whether the run is training holds the lock for microseconds
 _NAME = re.compile(r"step-(\d+)\.pt")
 
 
@@ -92,16 +89,10 @@ class RunFolder:
         refuse_link(self.checkpoints)
         try:
             self.checkpoints.mkdir(exist_ok=True)
-            self._lock = open_to_append(self.path / ".lock")
-            _locks.add(self._lock)
+            self._lock = lock_folder(self.path)
         except OSError as error:
             shown = display_path(self.path)
             raise UsageError(f"Cannot write to {shown} ({error.strerror}); copy the run elsewhere.") from None
-        deadline = monotonic() + _LOCK_TIMEOUT_S
-        while not _try_lock(self._lock):
-            if monotonic() > deadline:
-                raise UsageError(f"Another process is training in {display_path(self.path)}; wait for it, or stop it.")
-            sleep(_LOCK_TIMEOUT_S / 20)
         for incomplete in (*self.checkpoints.glob("*.tmp"), *self.path.glob("*.[0-9]*.tmp")):
             with suppress(OSError):  # a file that cannot be removed is reported by the write that it blocks
                 incomplete.unlink()  # left by a process that was killed; no other process writes here now
@@ -109,8 +100,7 @@ class RunFolder:
     def unlock(self) -> None:
         """Release the lock."""
         if self._lock is not None:
-            _locks.discard(self._lock)
-            self._lock.close()
+            unlock_folder(self._lock)
 
     def saved(self) -> list[Path]:
         """Numbered checkpoints, oldest first."""
@@ -183,30 +173,9 @@ class RunFolder:
         return self.policies()[0]
 
 
-_locks: set[IO[str]] = set()  # those that this process may hold
-
-
-def _close_locks() -> None:
-    for lock in _locks:
-        lock.close()
-    _locks.clear()
-
-
-# A process that an environment forks would inherit the lock, and keep it if it outlives the trainer.
-os.register_at_fork(after_in_child=_close_locks)
-
-
 def _cannot_create(path: Path, error: OSError) -> UsageError:
     shown = display_path(path)
     return UsageError(f"Cannot create the run folder {shown} ({error.strerror}); choose another --runs-dir.")
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def without_replay_buffer(state: dict[str, Any]) -> dict[str, Any]:
