@@ -27,6 +27,7 @@ from unidle.output import guard_output
 
 _COMMANDS = {
     "train": "train a policy, or resume a run (--resume)",
+    "sweep": "search for the best settings, several trials at a time",
     "eval": "evaluate a trained policy",
     "presets": "list the presets, and which of them fit this machine",
     "check-env": "check an environment for mistakes before training on it",
@@ -97,7 +98,7 @@ def run(argv: list[str]) -> int:
     except TrainingError as error:
         return _report_error(str(error), flags, 1)
     except KeyboardInterrupt:
-        state = "immediately; the last checkpoint is kept" if name == "train" else "before it finished"
+        state = "immediately; the last checkpoint is kept" if name in ("train", "sweep") else "before it finished"
         return _report_error(f"Stopped {state}.", flags, 128 + signal.SIGINT)
     except SystemExit as end:
         if name == "watch" or {"-h", "--help"} & set(flags):
