@@ -6,6 +6,7 @@ A space is a mapping from settings to a range, {low, high} with options, or to a
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,19 +49,35 @@ class Range:
     one_minus: bool = False  # search 1 − value, as for γ
     power_of_2: bool = False
 
+    @property
+    def parameter(self) -> str:
+        """The name of what Optuna searches."""
+        prefix = "log2_" if self.power_of_2 else "one_minus_" if self.one_minus else ""
+        return prefix + self.name
+
+    @property
+    def _bounds(self) -> tuple[int | float, int | float]:
+        """The ends of what Optuna searches."""
+        if self.power_of_2:
+            return int(self.low).bit_length() - 1, int(self.high).bit_length() - 1
+        return (1 - self.high, 1 - self.low) if self.one_minus else (self.low, self.high)
+
     def suggest(self, trial: Suggests) -> int | float:
         """The value for a trial."""
-        low, high = self.low, self.high
-        if self.power_of_2:
-            assert isinstance(low, int)
-            assert isinstance(high, int)
-            return 2 ** trial.suggest_int(f"log2_{self.name}", low.bit_length() - 1, high.bit_length() - 1)
-        if self.one_minus:
-            return 1 - trial.suggest_float(f"one_minus_{self.name}", 1 - high, 1 - low, log=self.log)
+        low, high = self._bounds
         if isinstance(low, int) and isinstance(high, int):
             step = self.step or 1
-            return trial.suggest_int(self.name, low, high - (high - low) % step, step=step, log=self.log)
-        return trial.suggest_float(self.name, low, high, log=self.log)
+            found = trial.suggest_int(self.parameter, low, high - (high - low) % step, step=step, log=self.log)
+            return 2**found if self.power_of_2 else found
+        value = trial.suggest_float(self.parameter, low, high, log=self.log)
+        return 1 - value if self.one_minus else value
+
+    def fraction(self, parameter: float) -> float:
+        """Where a parameter lies between `low` (0) and `high` (1), on the scale that is searched."""
+        scale = math.log if self.log else float
+        low, high = (scale(end) for end in self._bounds)
+        share = (scale(parameter) - low) / (high - low)
+        return 1 - share if self.one_minus else share
 
     @property
     def ends(self) -> list[Any]:
@@ -75,10 +92,20 @@ class Choices:
     name: str
     ends: list[Any]
 
+    @property
+    def parameter(self) -> str:
+        """The name of what Optuna searches."""
+        return self.name
+
     def suggest(self, trial: Suggests) -> Any:
         """The value for a trial."""
         labels = {_label(value): value for value in self.ends}
         return labels[trial.suggest_categorical(self.name, list(labels))]
+
+    def fraction(self, parameter: Choice) -> float:
+        """Where a choice lies between the first (0) and the last (1)."""
+        labels = [_label(value) for value in self.ends]
+        return labels.index(parameter) / (len(labels) - 1) if len(labels) > 1 else 0.5
 
 
 def _label(value: Any) -> Choice:

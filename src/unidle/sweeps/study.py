@@ -24,6 +24,7 @@ _STATES: dict[TrialState, State] = {
     TrialState.RUNNING: "running",
 }
 _START_UP_TRIALS = 10  # at random, before TPE has learned enough
+_IMPORTANCE_FROM = 8  # finished trials with different results
 _SETTINGS, _ERROR = "settings", "error"  # user attributes in the journal
 
 
@@ -75,7 +76,10 @@ class Study:
         return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     def importances(self) -> dict[str, float]:
-        """The importance of each parameter, in parts of 1."""
+        """The importance of each parameter, in parts of 1; empty while there are too few trials."""
+        values = {record.value for record in self.records() if record.state == "finished"}
+        if len(values) < _IMPORTANCE_FROM:
+            return {}
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
@@ -30,9 +30,13 @@ from unidle.output import guarded_output
 from unidle.report.page.report import write_report
 from unidle.sweeps.display import SweepDisplay
 from unidle.sweeps.folder import SweepFolder
+from unidle.sweeps.page import write_sweep_page
 from unidle.sweeps.plan import Plan, Pruner, Sampler
 from unidle.sweeps.records import TrialRecord, best_of
 from unidle.sweeps.space import read_space
+
+if TYPE_CHECKING:
+    from unidle.sweeps.study import Study  # imports Optuna, which is an extra
 
 
 class Sweep:
@@ -187,7 +191,7 @@ def _train(
     cwd: Path,
 ) -> Sweep:
     """Run the trials of a locked folder, and unlock it."""
-    from unidle.sweeps.study import Study  # imports Optuna
+    from unidle.sweeps.study import Study
     from unidle.sweeps.sweeper import Sweeper
 
     limit_threads()
@@ -201,17 +205,18 @@ def _train(
             for record in records:
                 if record.is_over and not (record.path / "trial.yaml").exists():
                     _close_trial(folder, record)  # that the process was killed before it could
-            _save_best(folder, records)
+            _save_results(folder, study)
 
             def on_trial_end(record: TrialRecord) -> None:
                 _close_trial(folder, record)
-                _save_best(folder, study.records())
+                _save_results(folder, study)
                 display.trial_ended(record)
 
             sweeper = Sweeper(folder, study, display, on_trial_end, seconds)
             callbacks = Callbacks(after_evaluation=(sweeper.evaluated,))
             build = Build(maker, network, callbacks, (), quiet, cwd)
             stopped_by = sweeper.run(build.new_run)
+            _save_results(folder, study)
         swept = Sweep(folder.path, study.records())
     finally:
         folder.unlock()
@@ -242,7 +247,10 @@ def _close_trial(folder: SweepFolder, record: TrialRecord) -> None:
             write_group_page(record.path, runs)
 
 
-def _save_best(folder: SweepFolder, records: Sequence[TrialRecord]) -> None:
-    best = best_of(records)
-    if best is not None:
+def _save_results(folder: SweepFolder, study: Study) -> None:
+    """Write best.yaml and the page of the sweep."""
+    records = study.records()
+    if (best := best_of(records)) is not None:
         folder.save_best(best)
+    with suppress(OSError):  # the trials themselves are saved
+        write_sweep_page(folder, records, study.importances())
