@@ -49,6 +49,13 @@ def test_rollouts_of_many_environments_are_not_searched() -> None:
     assert "n_steps" not in read_space(None, job(n_envs=16)).plain
 
 
+def test_default_rollouts_leave_ten_iterations() -> None:
+    base = job(n_envs=8)
+    assert read_space(None, base).plain["n_steps"]["high"] == 4096
+    assert read_space(None, base.with_run(timesteps=50_000)).plain["n_steps"]["high"] == 512  # 12 iterations
+    assert "n_steps" not in read_space(None, base.with_run(timesteps=2000)).plain
+
+
 @given(st.integers(1, 40), st.integers(2, 300), st.integers(2, 3000))
 def test_batch_size_of_a_trial_divides_its_rollout(n_envs: int, n_steps: int, batch_size: int) -> None:
     base = job(n_envs=n_envs, n_steps=n_steps, batch_size=n_envs * n_steps)

@@ -310,7 +310,7 @@ def test_command_prints_the_best_settings_and_how_to_train_with_them(capsys: pyt
     assert command_line(command(trials=2)[3:]) == 0
     printed = capsys.readouterr()
     assert re.search(r"^train +unidle train --config runs/s/best.yaml$", printed.out, re.MULTILINE)
-    assert re.search(r"^trial 0: finished [\d.]+  learning_rate .* of 2 trials", printed.err, re.MULTILINE)
+    assert re.search(r"^trial 0: finished [\d.]+  [12] of 2 trials  best .*  learning_rate ", printed.err, re.MULTILINE)
     assert command_line(["sweep", "--resume", "runs/s", "--trials", "3", "--json"]) == 0
     assert '"finished": 3' in capsys.readouterr().out
 

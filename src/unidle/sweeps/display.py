@@ -121,9 +121,8 @@ class SweepDisplay:
 
     def _line(self, record: TrialRecord) -> str:
         value = "" if record.value is None else f" {score(record.value)}"
-        return "  ".join(
-            [f"trial {record.number}: {record.state}{value}", settings_text(record.settings), *self._totals]
-        )
+        parts = [f"trial {record.number}: {record.state}{value}", *self._totals, settings_text(record.settings)]
+        return "  ".join(parts)
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")

@@ -22,6 +22,7 @@ from unidle.errors import UsageError
 
 _FOLDER = Path(__file__).parent / "spaces"
 _MANY_ENVS = 16  # from which on the rollout is that of the preset
+_LEAST_ITERATIONS = 10  # of a trial in a default space
 _OPTIONS = ("log", "one_minus", "power_of_2")  # of a range, true or false
 _NOT_SEARCHED = ("algo", "network", "n_tasks")
 _CHECKED_COMBINATIONS = 200
@@ -156,11 +157,7 @@ def read_space(given: Path | Mapping[str, Any] | None, base: Config, fixed: Coll
     `fixed` are settings that the user gave: a default space leaves them out.
     """
     if given is None:
-        default: str = base.recipe.algo
-        if default == "ppo" and base.recipe.n_envs >= _MANY_ENVS:
-            default = "ppo-many-envs"
-        source, found = f"space {default}", read_yaml(_FOLDER / f"{default}.yaml")
-        found = {setting: value for setting, value in found.items() if setting not in fixed}
+        source, found = _default_space(base, fixed)
     elif isinstance(given, Path):
         source, found = str(given), read_yaml(given)
     else:
@@ -173,6 +170,20 @@ def read_space(given: Path | Mapping[str, Any] | None, base: Config, fixed: Coll
     space = Space(tuple(_dimension(name, value, base.recipe.algo, source) for name, value in found.items()), found)
     space.check(base, source)
     return space
+
+
+def _default_space(base: Config, fixed: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """The name of the default space of a job, and what it searches."""
+    recipe, name = base.recipe, str(base.recipe.algo)
+    if name == "ppo" and recipe.n_envs >= _MANY_ENVS:
+        name = "ppo-many-envs"
+    found = {key: value for key, value in read_yaml(_FOLDER / f"{name}.yaml").items() if key not in fixed}
+    if "n_steps" in found:  # a longer rollout would leave too few iterations
+        longest = max(1, base.run.timesteps // (_LEAST_ITERATIONS * recipe.n_envs))
+        found["n_steps"]["high"] = min(found["n_steps"]["high"], 2 ** (longest.bit_length() - 1))
+        if found["n_steps"]["high"] <= found["n_steps"]["low"]:
+            del found["n_steps"]
+    return f"space {name}", found
 
 
 def _dimension(name: str, value: Any, algo: str, source: str) -> Range | Choices:
