@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from resumed_runs import assert_same, final_state
 
 import unidle
 from unidle.cli.main import run as command_line
+from unidle.engine.trainer import Trainer
 from unidle.groups.folder import GroupFolder
 from unidle.sweeps import sweep as sweep_module
 from unidle.sweeps.folder import SweepFolder
@@ -169,6 +171,22 @@ def test_failed_trial_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> N
     assert yaml.safe_load((failed.path / "trial.yaml").read_text())["error"] == failed.error
     assert failed.value is None
     assert f"Trial {failed.number} failed: " in capsys.readouterr().err
+
+
+def test_trials_that_have_ended_or_failed_free_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: weakref.WeakSet[Trainer] = weakref.WeakSet()
+    counts: list[int] = []
+
+    class Counted(Trainer):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            alive.add(self)
+            counts.append(len(alive))
+
+    monkeypatch.setattr("unidle.api.Trainer", Counted)
+    swept = sweep(space={"learning_rate": [1e-3, 1e-4, 1e30]}, trials=8, sampler="random")
+    assert {trial.state for trial in swept.trials} == {"finished", "failed"}
+    assert counts == [1] + [2] * 7
 
 
 def test_sweep_in_which_all_trials_fail_stops() -> None:

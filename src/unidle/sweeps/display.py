@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -124,7 +124,7 @@ class SweepDisplay:
         parts = [f"trial {record.number}: {record.state}{value}", *self._totals, settings_text(record.settings)]
         return "  ".join(parts)
 
-    def _table(self) -> Table:
+    def _table(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name, justify in (("trial", "right"), ("", "right"), ("return", "right"), ("evaluation", "right")):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -133,8 +133,7 @@ class SweepDisplay:
             returns = _mean(number(run.record, "rollout/return_mean") for run in row.runs)
             best = _mean(None if run.best is None else number(run.best, "eval/return_mean") for run in row.runs)
             table.add_row(str(trial), f"{100 * row.share:.0f} %", returns, best, row.settings)
-        table.caption, table.caption_justify = "  ".join(self._totals), "left"
-        return table
+        return Group(table, Text("  ".join(self._totals), "dim"))
 
     @property
     def _totals(self) -> list[str]:

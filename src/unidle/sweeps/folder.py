@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -48,7 +49,7 @@ class SweepFolder:
     def open(path: Path) -> SweepFolder:
         """The folder of an earlier sweep; UsageError if it is not one."""
         file = path / SWEEP_FILE
-        if not file.is_file():
+        if not os.path.isfile(file):  # False if the path is too long
             raise UsageError(f"{display_path(path)} is not the folder of a sweep: it has no {SWEEP_FILE}.")
         tree, source = read_yaml(file), display_path(file)
         job, space = tree.pop("job", None), tree.pop("space", None)

@@ -18,6 +18,7 @@ from unidle.sweeps.parallel import parallel_coordinates
 from unidle.sweeps.records import TrialRecord, best_of, settings_text, value_text
 from unidle.writing import write_atomically
 
+_TABLE_CSS = ".trials td { padding-left: 14px; overflow-wrap: normal; } .card { overflow-x: auto; }"
 _BAR_HEIGHT, _BAR_WIDTH, _NAME_WIDTH = 22, 260, 170
 
 
@@ -45,7 +46,7 @@ def _document(folder: SweepFolder, body: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{escape(folder.path.name)} · unidle</title>
-<style>{CSS}</style>
+<style>{CSS}{_TABLE_CSS}</style>
 </head>
 <body>
 <main>
@@ -92,10 +93,11 @@ def _figures(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
 
 def _history(finished: Sequence[TrialRecord]) -> str:
     numbers = [float(trial.number) for trial in finished]
-    values = [trial.value or 0.0 for trial in finished]
+    values = [trial.value for trial in finished if trial.value is not None]
+    best: list[float] = list(accumulate(values, max))
     lines = [
         Series("trial", numbers, values, style=Style("c5")),
-        Series("best so far", numbers, list(accumulate(values, max)), style=Style("c0")),
+        Series("best so far", numbers, best, style=Style("c0")),
     ]
     return line_chart("Return of the finished trials", lines, "trial", "return per episode")
 
@@ -139,7 +141,7 @@ def _table(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
         told = escape(trial.error or settings_text(trial.settings))
         row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         rows.append(f'<tr title="{told}"><th scope="row">{_link(trial)}</th>{row}</tr>')
-    table = f'<table class="tasks"><tr>{heads}</tr>{"".join(rows)}</table>'
+    table = f'<table class="tasks trials"><tr>{heads}</tr>{"".join(rows)}</table>'
     return section("Trials", "the best first; each links to its run", "one", [table])
 
 
