@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from unidle.meter.attribution.phases import PhaseMeter as PhaseMeter
     from unidle.meter.attribution.phases import phase as phase
     from unidle.metrics.writer import MetricWriter as MetricWriter
+    from unidle.sweeps.sweep import Sweep as Sweep
+    from unidle.sweeps.sweep import resume_sweep as resume_sweep
+    from unidle.sweeps.sweep import sweep as sweep
 
 # Imported on first use: `import unidle`, the command line's help and worker processes do not need torch.
 _MODULES = {
@@ -32,6 +35,9 @@ _MODULES = {
     "load": "unidle.api",
     "TrainedRun": "unidle.api",
     "TrainedGroup": "unidle.api",
+    "sweep": "unidle.sweeps.sweep",
+    "resume_sweep": "unidle.sweeps.sweep",
+    "Sweep": "unidle.sweeps.sweep",
     "Evaluation": "unidle.engine.evaluate.play",
     "CallbackContext": "unidle.engine.callbacks",
     "MetricWriter": "unidle.metrics.writer",

@@ -139,7 +139,7 @@ class TrainedRun:
         """Return the maker of the environments that this run was trained on."""
         if self._maker is None:
             require_trust(self.path, self.config, ["env", "wrappers"], self._trust)
-        return _maker_for(self._maker or _maker_of(self.config), self.config)
+        return maker_for(self._maker or maker_of(self.config), self.config)
 
     def evaluate(self, episodes: int = 20, *, seed: int | None = None, deterministic: bool = True) -> Evaluation:
         """Play `episodes` episodes with the best policy, in new environments with seeds that training never used."""
@@ -242,7 +242,38 @@ def train(
     """
     if resume not in (None, "auto"):
         raise UsageError(f'`resume` is {in_brief(resume)}; use "auto", or unidle.resume(folder).')
-    cwd = Path.cwd()  # before an environment, or its module, can change it
+    job = resolve_job(env, preset, config, engine, network, settings)
+    callbacks = Callbacks(on_start, after_iteration, after_evaluation, on_end)
+    rest = (job.notes, job.maker, job.network, callbacks, writers, quiet, job.cwd)
+    if seeds is None:
+        return start(job.config, *rest, resume, job.keep)
+    if resume is not None:
+        raise UsageError("`seeds` starts a new group; resume one with unidle.resume_group(folder).")
+    return start_group(job.config, seeds, *rest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What to train, as the arguments of `train` say it."""
+
+    config: Config  # validated
+    notes: list[str]  # messages about the settings
+    maker: EnvMaker
+    network: NetworkFactory | None
+    keep: tuple[str, ...]  # settings that unidle chose, which a resumed run keeps
+    cwd: Path  # before an environment, or its module, could change it
+
+
+def resolve_job(
+    env: str | EnvFactory | gymnasium.Env,
+    preset: str | None,
+    config: str | Path | None,
+    engine: str | Path | None,
+    network: str | NetworkFactory | None,
+    settings: dict[str, Any],
+) -> Job:
+    """The job that these arguments of `train` describe; UsageError if it is invalid."""
+    cwd = Path.cwd()
     settings, renamings = with_current_names(without_aliases(settings))
     if "wrappers" in settings:
         settings["wrappers"] = wrapper_entries(settings["wrappers"])
@@ -261,13 +292,7 @@ def train(
     settled, notes = fit_to_env(given, maker)
     settled = validated(settled, layers.preset_batch_size)
     notes = [*renamings, *layers.notes, *notes]
-    callbacks = Callbacks(on_start, after_iteration, after_evaluation, on_end)
-    if seeds is not None:
-        if resume is not None:
-            raise UsageError("`seeds` starts a new group; resume one with unidle.resume_group(folder).")
-        return start_group(settled, seeds, notes, maker, factory, callbacks, writers, quiet, cwd)
-    keep = chosen_by_unidle(given)
-    return start(settled, notes, maker, factory, callbacks, writers, quiet, cwd, resume, keep)
+    return Job(settled, notes, maker, factory, chosen_by_unidle(given), cwd)
 
 
 def _as_name(env: Any, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -302,9 +327,9 @@ def start(
     if config.run.init_from is not None:
         other = str(cwd / config.run.init_from)
         config = config.with_run(init_from=other)
-    maker = _maker_for(maker or _maker_of(config), config)
+    maker = maker_for(maker or maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
-    build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd, state, schedules or {})
+    build = Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd, state, schedules or {})
     before = existing_path(config, cwd) if resume else None
     if before is not None:
         config = resumed_job(RunFolder.open(before).config(), config, keep, display_path(before))
@@ -337,7 +362,7 @@ def start_group(
     chosen = seeds_from(seeds, config)
     if config.run.init_from is not None:
         config = config.with_run(init_from=str(cwd / config.run.init_from))
-    maker = _maker_for(maker or _maker_of(config), config)
+    maker = maker_for(maker or maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
     path = new_path(config, cwd, "seeds")
     path.mkdir(parents=True, exist_ok=True)
@@ -346,7 +371,7 @@ def start_group(
         config.with_run(seed=seed, run_name=folder.name, runs_dir=str(Path(config.run.runs_dir) / path.name))
         for seed, folder in zip(chosen, group.runs, strict=True)
     ]
-    build = _Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd)
+    build = Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd)
     return build.train_group(group, configs, notes)
 
 
@@ -366,8 +391,8 @@ def resume_group(path: str | Path, *, trust: bool = False, quiet: bool = False, 
     for folder, config in zip(group.runs, configs, strict=True):
         if folder in existing:
             require_trust(folder, config, ["env", "wrappers", "network"], trust)
-    maker = _maker_for(_maker_of(recipe), recipe)
-    build = _Build(maker, resolve_network(recipe.recipe.network)[0], Callbacks(), (), quiet, cwd)
+    maker = maker_for(maker_of(recipe), recipe)
+    build = Build(maker, resolve_network(recipe.recipe.network)[0], Callbacks(), (), quiet, cwd)
     return build.train_group(group, configs, renamings)
 
 
@@ -397,22 +422,23 @@ def resume(
     config = resumed(folder.config(), settings, str(path))
     named = ["wrappers", *(["env"] if env is None else []), *(["network"] if network is None else [])]
     require_trust(folder.path, config, named, trust)
-    maker = _maker_of(config) if env is None else env_maker(env, config.run.env_kwargs, config.run.env_wrappers)
-    maker = _maker_for(maker, config)
+    maker = maker_of(config) if env is None else env_maker(env, config.run.env_kwargs, config.run.env_wrappers)
+    maker = maker_for(maker, config)
     size = vector_size(maker)
     if size not in (None, config.recipe.n_envs):
         raise UsageError(f"{maker.name} creates {size} environments, but the run has {config.recipe.n_envs}.")
     factory = network or resolve_network(config.recipe.network)[0]
     callbacks = Callbacks(on_start, after_iteration, after_evaluation, on_end)
-    build = _Build(maker, factory, callbacks, writers, quiet, cwd)
+    build = Build(maker, factory, callbacks, writers, quiet, cwd)
     return build.train(config, folder.path, renamings, is_new=False)
 
 
-def _maker_of(config: Config) -> EnvMaker:
+def maker_of(config: Config) -> EnvMaker:
+    """Return the maker of the environments that `config` names."""
     return env_maker(config.run.env, config.run.env_kwargs, config.run.env_wrappers)
 
 
-def _maker_for(maker: EnvMaker, config: Config) -> EnvMaker:
+def maker_for(maker: EnvMaker, config: Config) -> EnvMaker:
     """Return the maker for the device if the environment supports it, unless worker processes are requested."""
     recipe = config.recipe
     maker = dataclasses.replace(maker, obs_groups=recipe.obs_groups, action_masks=recipe.action_masks)
@@ -428,7 +454,7 @@ def fit_to_env(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
         return config, notes
     has_many_envs = recipe.on_policy and recipe.n_envs >= _OVERLAP_MIN_ENVS
     has_single_envs = (
-        size is None and engine.subproc is not False and _maker_for(maker, config).kind in ("gymnasium", "unknown")
+        size is None and engine.subproc is not False and maker_for(maker, config).kind in ("gymnasium", "unknown")
     )
     use_overlap = has_many_envs and has_single_envs and choose_device(engine.device).type == "cuda"
     if use_overlap:
@@ -460,7 +486,7 @@ def _with_n_envs(config: Config, maker: EnvMaker, size: int) -> tuple[Config, li
 
 
 @dataclasses.dataclass(frozen=True)
-class _Build:
+class Build:
     """The arguments that new and resumed runs have in common."""
 
     maker: EnvMaker
@@ -474,6 +500,7 @@ class _Build:
 
     @guarded_output()
     def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
+        """Train one run in the folder `path`."""
         limit_threads()
         with nullcontext(_Quiet()) if self.quiet else Display() as display, OtherTrainers() as others:
             for note in notes:
@@ -493,7 +520,7 @@ class _Build:
                     raise
             finally:
                 trainer.close()
-        self._report(write_report, path, display)
+        self.report(write_report, path, display)
         trained = TrainedRun(path, self.maker, self.network)
         trained.stopped_by = trainer.stopped_by
         return trained
@@ -502,27 +529,15 @@ class _Build:
     def train_group(self, group: GroupFolder, configs: Sequence[Config], notes: Sequence[str]) -> TrainedGroup:
         """Train the runs of a group, each in its own folder; TrainingError at the end if some of them failed."""
         limit_threads()
-
-        def new_run(
-            config: Config, path: Path, display: ProgressDisplay, sharing: Sharing, interrupts: Interrupts
-        ) -> tuple[Trainer, RunFolder]:
-            trainer = self._trainer(config, display, others=others, sharing=sharing, interrupts=interrupts)
-            try:
-                is_new = not (path / "config.yaml").is_file()
-                return trainer, self._folder(trainer, path, display, is_new=is_new)
-            except BaseException:
-                trainer.close()
-                raise
-
         names = [path.name for path in group.runs]
-        with GroupDisplay(names, quiet=self.quiet) as display, OtherTrainers() as others:
+        with GroupDisplay(names, quiet=self.quiet) as display:
             for note in notes:
                 display.on_message(note)
-            result = train_group(group, configs, new_run, display)
+            result = train_group(group, configs, self.new_run, display)
         group.save({name: str(error) for name, error in result.errors.items()})
         for path in group.runs:
-            self._report(write_report, path, display)
-        self._report(partial(write_group_page, runs=group.runs, failures=group.failures), group.path, display)
+            self.report(write_report, path, display)
+        self.report(partial(write_group_page, runs=group.runs, failures=group.failures), group.path, display)
         if result.errors:
             reasons = "\n".join(f"{name}: {error}" for name, error in result.errors.items())
             raise TrainingError(
@@ -531,6 +546,18 @@ class _Build:
         trained = TrainedGroup(group.path)
         trained.stopped_by = result.stopped_by
         return trained
+
+    def new_run(
+        self, config: Config, path: Path, display: ProgressDisplay, sharing: Sharing, interrupts: Interrupts
+    ) -> tuple[Trainer, RunFolder]:
+        """A run of a group, new or resumed: its trainer, and its folder."""
+        trainer = self._trainer(config, display, others=sharing.others, sharing=sharing, interrupts=interrupts)
+        try:
+            is_new = not (path / "config.yaml").is_file()
+            return trainer, self._folder(trainer, path, display, is_new=is_new)
+        except BaseException:
+            trainer.close()
+            raise
 
     def _trainer(self, config: Config, display: ProgressDisplay, **parts: Any) -> Trainer:
         own: dict[str, Any] = {"network": self.network, "callbacks": self.callbacks, "writers": self.writers}
@@ -550,7 +577,8 @@ class _Build:
         folder.provenance = made_with
         return folder
 
-    def _report(self, write: Callable[[Path], Path], path: Path, display: Display | GroupDisplay | _Quiet) -> None:
+    def report(self, write: Callable[[Path], Path], path: Path, display: Display | GroupDisplay | _Quiet) -> None:
+        """Write the report of the run or group in the folder `path`."""
         try:
             write(path)
         except OSError as error:  # the run itself is complete and saved

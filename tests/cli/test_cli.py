@@ -263,7 +263,7 @@ def test_json_of_usage_error_is_one_object(tmp_path: Path, args: list[str]) -> N
 # -- usage errors ------------------------------------------------------------------------------------------------------
 
 USAGE_ERRORS = {
-    "frobnicate": "There is no command `frobnicate`; choose one of demo, train, eval, ",
+    "frobnicate": "There is no command `frobnicate`; choose one of demo, train, sweep, eval, ",
     "tun": "There is no command `tun`; did you mean `tune`?",
     "diagnose --env CartPole-v1 --secs 3": "--secs: there is no setting `secs`; did you mean `seconds`?",
     "diagnose --env CartPole-v1 --seconds abc": "--seconds: 'abc' is not a number; `unidle diagnose --help` lists",

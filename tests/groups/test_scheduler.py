@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -114,6 +115,40 @@ def test_error_while_closing_does_not_hide_the_first_one(bell: SharedDoorbell) -
     member = Member("a", fails(), None, close)
     run([member], bell)
     assert member.error is first
+
+
+def test_successors_join_while_the_others_run(bell: SharedDoorbell) -> None:
+    closed, said = Closed(), []
+
+    def works(name: str, parts: int) -> Turns[None]:
+        for _ in range(parts):
+            said.append(name)
+            yield None
+
+    def successors(ended: Member) -> list[Member]:
+        assert closed.names[-1] == ended.name
+        return [closed.member("next", works("next", 2))] if ended.name == "short" else []
+
+    members = [closed.member("short", works("short", 1)), closed.member("long", works("long", 4))]
+    take_turns(members, bell, yields_core=True, successors=successors)
+    assert said == ["short", "long", "long", "long", "next", "long", "next"]
+    assert closed.names == ["short", "long", "next"]
+
+
+def test_ended_member_no_longer_holds_its_run(bell: SharedDoorbell) -> None:
+    class Run:
+        def close(self) -> None:
+            pass
+
+    def works() -> Turns[None]:
+        yield None
+
+    held = Run()
+    run_is_gone = weakref.ref(held)
+    member = Member("a", works(), None, held.close)
+    del held
+    run([member], bell)
+    assert run_is_gone() is None
 
 
 def test_interrupt_ends_and_closes_all_members(bell: SharedDoorbell) -> None:

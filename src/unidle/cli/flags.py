@@ -75,6 +75,13 @@ def normalise_flags(argv: list[str], algo: str | None = None) -> list[str]:
     return normalised
 
 
+def given_settings(argv: list[str]) -> set[str]:
+    """The names of the settings that the flags in `argv` give a value, other than auto."""
+    words = normalise_flags(replace_renamed_flags(argv)[0])
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    return {_setting(flag) for flag in flags if peek(words, flag) != "auto"} & _DEFAULTS.keys()
+
+
 def _joined_wrappers(argv: list[str]) -> list[str]:
     """`argv` with `--wrapper A --wrapper B` as `--wrappers=A,B`."""
     rest, wrappers = [], []
@@ -169,7 +176,7 @@ def _reject_unknown(unknown: list[str], command: str, kind: Any) -> None:
     if not unknown:
         return
     flag = unknown[0].partition("=")[0]
-    if command in ("train", "tune", "diagnose") and flag.startswith("--"):
+    if command in ("train", "tune", "diagnose", "sweep") and flag.startswith("--"):
         own = [f.name for f in dataclasses.fields(kind) if f.name != "engine_file"]  # whose flag is --engine
         raise UsageError(unknown_key(flag.removeprefix("--").replace("-", "_"), flag, own, command))
     raise UsageError(f"Unrecognised arguments `{' '.join(unknown)}`; `unidle {command} --help` lists the options.")

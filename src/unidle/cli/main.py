@@ -30,6 +30,7 @@ from unidle.output import guard_output
 COMMANDS = {
     "demo": "train, evaluate and report something small: a minute at most",
     "train": "train a policy, or resume a run (--resume)",
+    "sweep": "search for the best settings, several trials at a time",
     "eval": "evaluate a trained policy",
     "presets": "list the presets, and which of them fit this machine",
     "check-env": "check an environment for mistakes before training on it",

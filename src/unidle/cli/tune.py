@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unidle.cli.durations import seconds_of
 from unidle.cli.flags import normalise_flags, replace_renamed_flags
 from unidle.cli.job import Job, JobFlags, job_of
 from unidle.config import Engine, Recipe
@@ -20,7 +20,6 @@ from unidle.tuning.job import is_valid
 if TYPE_CHECKING:
     from unidle.tuning.search.outcomes import Tuned
 
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 _MIN_BUDGET = 30
 # Flags left out of the train command: `unidle train` does not have them, or the engine file sets them.
 _EXCLUDED = ("budget", "out", "json", "engine", "allow_recipe_change")
@@ -94,10 +93,7 @@ def tune_command(argv: list[str]) -> dict[str, Any] | None:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
-    if not found or found[2] not in _UNITS:
-        raise UsageError(f"--budget {text} is not a duration; use, for example, 90s, 5m or 1h.")
-    seconds = float(found[1]) * _UNITS[found[2]]
+    seconds = seconds_of("--budget", text)
     if seconds < _MIN_BUDGET:
         raise UsageError(
             f"--budget {text} is too short: one comparison starts the job twice and runs at least six segments; "

@@ -24,6 +24,7 @@ _MAX_VALUES = 100_000  # with every alias (*name) expanded
 _STARTED_IN = Path.cwd()
 
 GROUP_FILE = "group.yaml"  # in the folder of a group of runs
+SWEEP_FILE = "sweep.yaml"  # in the folder of a sweep
 
 
 def display_path(path: Path) -> str:
@@ -113,10 +114,11 @@ def run_config_file(folder: Path) -> Path:
         is_run = path.is_file()
     except (OSError, ValueError):
         raise UsageError(f"The path {str(folder)!r} is too long or not UTF-8; rename the run folder.") from None
-    if not is_run and os.path.isfile(folder / GROUP_FILE):
-        runs = sorted(file.parent for file in folder.glob("*/config.yaml"))
-        such = f", such as {display_path(runs[0])}" if runs else ""
-        raise UsageError(f"{display_path(folder)} is a group of runs; give one of them{such}.")
+    for file, what in ((GROUP_FILE, "a group of runs"), (SWEEP_FILE, "a sweep")):
+        if not is_run and os.path.isfile(folder / file):
+            runs = sorted(found.parent for found in folder.glob("**/config.yaml"))
+            such = f", such as {display_path(runs[0])}" if runs else ""
+            raise UsageError(f"{display_path(folder)} is {what}; give one of its runs{such}.")
     if not is_run:
         raise UsageError(
             f"{display_path(folder)} is not a run folder (it has no config.yaml); give a run folder, such as "
@@ -127,7 +129,8 @@ def run_config_file(folder: Path) -> Path:
 
 def refuse_second_run(folder: Path) -> None:
     """UsageError if there is already a run in `folder`."""
-    if any(os.path.exists(folder / name) for name in ("config.yaml", GROUP_FILE)):  # False if the path is too long
+    names = ("config.yaml", GROUP_FILE, SWEEP_FILE)
+    if any(os.path.exists(folder / name) for name in names):  # False if the path is too long
         shown = display_path(folder)
         raise UsageError(
             f"There is already a run in {shown}; resume it with --resume {shown}, or choose another --run-name."
@@ -136,6 +139,10 @@ def refuse_second_run(folder: Path) -> None:
 
 def load_yaml(path: Path) -> Config:
     """The config of a run folder, as `Config.to_yaml` wrote it in this or an earlier version."""
-    values = without_other_algorithms(flatten_sections(read_yaml(path), str(path)))
-    values, _ = with_current_names(values)
-    return Config().with_values(values, str(path))
+    return config_from(read_yaml(path), str(path))
+
+
+def config_from(tree: dict[str, Any], source: str) -> Config:
+    """The config in the parsed text of `Config.to_yaml`."""
+    values, _ = with_current_names(without_other_algorithms(flatten_sections(tree, source)))
+    return Config().with_values(values, source)

@@ -433,6 +433,11 @@ class Run:
         stack = {"unidle.envs.frame_stack:FrameStack": {"n": self.frame_stack}}
         return (*self.wrappers, stack) if self.frame_stack > 1 else self.wrappers
 
+    @property
+    def evaluation_interval(self) -> int:
+        """Steps between evaluations; 0: never."""
+        return max(1, self.timesteps // 10) if self.eval_every is None else self.eval_every
+
 
 def round_up_timesteps(timesteps: int, total_batch: int) -> int:
     """`timesteps` rounded up to whole iterations: the steps after which a run ends."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from unidle.engine.other_trainers import OtherTrainers
 from unidle.envs.pool.signals import SharedDoorbell
 
 
@@ -18,12 +19,13 @@ class Sharing:
     # For the inference of all members: two kernels with a grid-wide barrier (kernels/triton/act.py) must never run at
     # the same time, because each may wait for blocks that find no room.
     inference: torch.cuda.Stream | None
+    others: OtherTrainers  # with which the group shares the machine's cores
 
     @staticmethod
-    def among(members: int, device: torch.device) -> Sharing:
+    def among(members: int, device: torch.device, others: OtherTrainers) -> Sharing:
         """The shared resources of so many runs on `device`."""
         stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        return Sharing(members, SharedDoorbell(), stream)
+        return Sharing(members, SharedDoorbell(), stream, others)
 
     def share_of(self, workers: int) -> int:
         """One run's share of `workers` worker processes."""

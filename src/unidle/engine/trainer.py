@@ -84,8 +84,9 @@ class Trainer:
         self.algo.schedules.update(schedules)
         self._learner = Learner(self.algo, self._timeline)
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
-        self._stopping, self._interrupts = False, interrupts or Interrupts()
+        self._interrupts = interrupts or Interrupts()
         self._interrupts.listeners.append(self._interrupt)
+        self._stopping = self._interrupts.received is not None  # while a group of runs was being built
         self.progress, self._clock = Progress(), RunClock(self._timeline)
         try:
             kernels = kernels_on(self._parts.capture.device)
@@ -121,6 +122,8 @@ class Trainer:
 
     def close(self) -> None:
         """Close all environments and end their processes."""
+        with contextlib.suppress(ValueError):  # already closed
+            self._interrupts.listeners.remove(self._interrupt)  # those of a group outlive its runs
         try:
             self.collector.close()
         finally:
@@ -175,7 +178,7 @@ class Trainer:
         end.callback(self._log.close)
         parts = self._log, self.collector, progress, self._clock
         self._iterations = IterationLog(*parts, self.config.run.timesteps, say, monitor)
-        self._runner = CallbackRunner(folder.path, self._log, self._stop, self._state)
+        self._runner = CallbackRunner(folder.path, self._log, self.stop, self._state)
         self._tracker = BestPolicyTracker(
             self.config,
             self.algo,
@@ -190,7 +193,7 @@ class Trainer:
             self._runner,
             report_fault=self._report_fault,
             save=self._save,
-            stop=self._stop,
+            stop=self.stop,
             is_interrupted=self._is_interrupted,
             recorded=self._recorded,
         )
@@ -249,7 +252,7 @@ class Trainer:
             self._meter.iteration(progress.step, record["wall"], has_learned=metrics.get("updates") != 0)
         self._timeline.enter(OTHER)
         yield from self._save_on_failure(self._tracker.handle_results())
-        if is_due(before, progress.step, self._eval_every()):
+        if is_due(before, progress.step, run.evaluation_interval):
             yield from self._save_on_failure(self._tracker.evaluate())
         if failure:
             raise self._saved_failure(failure)
@@ -257,10 +260,6 @@ class Trainer:
         save_is_due = is_due(before, progress.step, self._save_every())
         if save_is_due and (run.checkpoint_every or self._saver.is_worth_saving()):
             self._save()
-
-    def _eval_every(self) -> int:
-        run = self.config.run
-        return run.eval_every if run.eval_every is not None else max(1, run.timesteps // 10)
 
     def _save_every(self) -> int:
         run = self.config.run
@@ -291,7 +290,9 @@ class Trainer:
     def _iterate_on_device(self, loop: DeviceLoop) -> Turns[dict[str, float]]:
         """Run a burst of iterations, at most up to the next evaluation or checkpoint."""
         batch, run, progress = self.config.recipe.total_batch, self.config.run, self.progress
-        due = [(progress.step // every + 1) * every for every in (self._eval_every(), self._save_every()) if every > 0]
+        due = [
+            (progress.step // every + 1) * every for every in (run.evaluation_interval, self._save_every()) if every > 0
+        ]
         self._timeline.enter(LEARN)
         limit = -(-(min([run.timesteps, *due]) - progress.step) // batch)
         count, metrics, non_finite = yield from loop.run_in_turns(progress.iteration, limit, batch, run.timesteps)
@@ -359,7 +360,8 @@ class Trainer:
     def _is_interrupted(self) -> bool:
         return self._interrupts.received is not None
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the run after this iteration."""
         self._stopping = True
 
     def _interrupt(self) -> None:

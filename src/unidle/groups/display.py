@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -27,10 +27,23 @@ _MAX_ROWS = 24  # of the table: the others are in the total
 _MAX_NAMES = 8  # of runs, in the first line
 
 
-class MemberDisplay(SilentDisplay):
-    """What one run shows, as a row of the group's table."""
+class Board(Protocol):
+    """Shows several runs together."""
 
-    def __init__(self, group: GroupDisplay, name: str) -> None:
+    def on_message(self, text: str, name: str | None = None) -> None:
+        """Show a message, of all or of the run `name`."""
+
+    def member_started(self, facts: dict[str, Any]) -> None:
+        """A run has started."""
+
+    def draw_if_due(self) -> None:
+        """Draw if it is time."""
+
+
+class MemberDisplay(SilentDisplay):
+    """What one run shows, as a row of the table."""
+
+    def __init__(self, group: Board, name: str) -> None:
         self.name = name
         self.step, self.total = 0, 1
         self.record: Record = {}

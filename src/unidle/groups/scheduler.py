@@ -7,7 +7,7 @@ shared with another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from unidle.envs.pool.worker import SPIN_SECONDS
 _POLL_SECONDS = 5e-4  # between two looks at a GPU, which cannot ring
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """A run of a group."""
 
@@ -37,9 +37,22 @@ class Member:
             return next(self.turns)
 
 
-def take_turns(members: Sequence[Member], ready: SharedDoorbell, *, yields_core: bool) -> None:
-    """Run all members to their ends; one that fails keeps its error, and leaves the others undisturbed."""
-    waiting: dict[int, IsReady | None] = dict.fromkeys(range(len(members)))
+def _nobody(_: Member) -> Iterable[Member]:
+    return ()
+
+
+def take_turns(
+    members: Iterable[Member],
+    ready: SharedDoorbell,
+    *,
+    yields_core: bool,
+    successors: Callable[[Member], Iterable[Member]] = _nobody,
+) -> None:
+    """Run all members to their ends; one that fails keeps its error, and leaves the others undisturbed.
+
+    When a member has ended and is closed, its `successors` join the others.
+    """
+    waiting: dict[Member, IsReady | None] = dict.fromkeys(members)
 
     def anyone_is_ready() -> bool:
         return any(is_ready is None or is_ready() for is_ready in waiting.values())
@@ -47,29 +60,36 @@ def take_turns(members: Sequence[Member], ready: SharedDoorbell, *, yields_core:
     try:
         while waiting:
             has_run = False
-            for index, is_ready in list(waiting.items()):
+            for member, is_ready in list(waiting.items()):
                 if is_ready is not None and not is_ready():
                     continue
-                has_run, member = True, members[index]
+                has_run = True
                 try:
-                    waiting[index] = member.take_turn()
+                    waiting[member] = member.take_turn()
+                    continue
                 except StopIteration:
-                    _end(member, waiting, index)
+                    pass
                 except Exception as error:
                     member.error = error
-                    _end(member, waiting, index)
+                del waiting[member]
+                _close(member)
+                waiting.update(dict.fromkeys(successors(member)))
             if not has_run:
                 ready.wait(anyone_is_ready, _POLL_SECONDS, SPIN_SECONDS, yields_core=yields_core)
     finally:  # after a second Ctrl-C too
-        for index in waiting:
-            members[index].turns.close()
-            members[index].close()
+        for member in waiting:
+            member.turns.close()
+            member.close()
 
 
-def _end(member: Member, waiting: dict[int, IsReady | None], index: int) -> None:
-    """Free what the member used: its environments, and the cores of its workers."""
-    del waiting[index]
+def _close(member: Member) -> None:
+    """Free what the member used: its environments, the cores of its workers, and its networks."""
     try:
         member.close()
     except Exception as error:
         member.error = member.error or error
+    member.close = _do_nothing  # a method of the run, which the member may outlive
+
+
+def _do_nothing() -> None:
+    pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from unidle.config.machine import available_cores
 from unidle.engine.callbacks import ProgressDisplay
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.interrupts import Interrupts
+from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.placement import choose_device
 from unidle.engine.sharing import Sharing
 from unidle.engine.trainer import Trainer
@@ -34,26 +35,53 @@ class GroupResult:
 NewRun = Callable[[Config, Path, ProgressDisplay, Sharing, Interrupts], tuple[Trainer, RunFolder]]
 
 
+@dataclass(frozen=True)
+class SharedProcess:
+    """What the runs of a group share, and how each of them is built."""
+
+    device: torch.device
+    sharing: Sharing
+    interrupts: Interrupts
+    _new_run: NewRun
+
+    @staticmethod
+    @contextlib.contextmanager
+    def among(members: int, device: torch.device, new_run: NewRun) -> Iterator[SharedProcess]:
+        """For up to so many runs at a time; inside the block, Ctrl-C stops them."""
+        interrupts = Interrupts()
+        with OtherTrainers() as others, interrupts:
+            sharing = Sharing.among(members, device, others)
+            with contextlib.closing(sharing.ready):
+                yield SharedProcess(device, sharing, interrupts, new_run)
+
+    def new_member(self, config: Config, path: Path, display: ProgressDisplay) -> tuple[Trainer, Member]:
+        """A run, ready for its first turn."""
+        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        with torch.cuda.stream(stream):  # None: no stream
+            trainer, folder = self._new_run(config, path, display, self.sharing, self.interrupts)
+        return trainer, Member(path.name, trainer.train_in_turns(folder), stream, trainer.close)
+
+
+def yields_core(trainers: Iterable[Trainer]) -> bool:
+    """Whether the workers of these runs need all cores, so that the trainer must not keep one while it waits."""
+    return sum(trainer.workers for trainer in trainers) >= available_cores()
+
+
 def train_group(group: GroupFolder, configs: Sequence[Config], new_run: NewRun, display: GroupDisplay) -> GroupResult:
     """Train one run per config; a run that fails does not affect the others."""
-    device = choose_device(configs[0].engine.device)
-    sharing, interrupts = Sharing.among(len(configs), device), Interrupts()
     trainers: list[Trainer] = []
     members: list[Member] = []
-    with contextlib.closing(sharing.ready), interrupts:
+    with SharedProcess.among(len(configs), choose_device(configs[0].engine.device), new_run) as process:
         try:
             for config, path in zip(configs, group.runs, strict=True):
-                stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-                with torch.cuda.stream(stream):  # None: no stream
-                    trainer, folder = new_run(config, path, display.of(path.name), sharing, interrupts)
+                trainer, member = process.new_member(config, path, display.of(path.name))
                 trainers.append(trainer)
-                members.append(Member(path.name, trainer.train_in_turns(folder), stream, trainer.close))
+                members.append(member)
         except BaseException:
             for trainer in trainers:
                 trainer.close()
             raise
-        workers = sum(trainer.workers for trainer in trainers)
-        take_turns(members, sharing.ready, yields_core=workers >= available_cores())
+        take_turns(members, process.sharing.ready, yields_core=yields_core(trainers))
     errors = {member.name: member.error for member in members if member.error is not None}
     stopped = next((trainer.stopped_by for trainer in trainers if trainer.stopped_by is not None), None)
     return GroupResult(errors, stopped)

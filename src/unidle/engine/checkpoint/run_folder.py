@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep
 from typing import IO, Any
 
 import yaml
@@ -22,13 +21,13 @@ from unidle.engine.checkpoint.checkpoint_file import (
     load_checkpoint,
     save_checkpoint,
 )
+from unidle.engine.checkpoint.folder_lock import lock_folder
 from unidle.engine.checkpoint.provenance import SECTION, with_entry
 from unidle.engine.checkpoint.trust import sign
 from unidle.errors import UsageError
-from unidle.locks import release, try_lock
-from unidle.writing import open_to_append, refuse_link, write_atomically
+from unidle.locks import release
+from unidle.writing import refuse_link, write_atomically
 
-_LOCK_TIMEOUT_S = 0.1  # a dashboard that checks whether the run is training holds the lock for microseconds
 _NAME = re.compile(r"step-(\d+)\.pt")
 
 
@@ -96,15 +95,10 @@ class RunFolder:
         refuse_link(self.checkpoints)
         try:
             self.checkpoints.mkdir(exist_ok=True)
-            self._lock = open_to_append(self.path / ".lock")
+            self._lock = lock_folder(self.path)
         except OSError as error:
             shown = display_path(self.path)
             raise UsageError(f"Cannot write to {shown} ({error.strerror}); copy the run elsewhere.") from None
-        deadline = monotonic() + _LOCK_TIMEOUT_S
-        while not try_lock(self._lock):
-            if monotonic() > deadline:
-                raise UsageError(f"Another process is training in {display_path(self.path)}; wait for it, or stop it.")
-            sleep(_LOCK_TIMEOUT_S / 20)
         for incomplete in (*self.checkpoints.glob("*.tmp"), *self.path.glob("*.[0-9]*.tmp")):
             with suppress(OSError):  # a file that cannot be removed is reported by the write that it blocks
                 incomplete.unlink()  # left by a process that was killed; no other process writes here now

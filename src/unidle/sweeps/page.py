@@ -1,0 +1,155 @@
+"""The page of a sweep: how it went, which settings mattered, and a table of the trials; one file without scripts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import accumulate
+from pathlib import Path
+
+from unidle.formatting import MISSING, duration, percent, score
+from unidle.report.page.cards import section
+from unidle.report.page.phase_colours import Style
+from unidle.report.page.style import CSS
+from unidle.report.page.svg import Series, line_chart
+from unidle.sweeps.folder import SweepFolder
+from unidle.sweeps.parallel import parallel_coordinates
+from unidle.sweeps.records import TrialRecord, best_of, settings_text, value_text
+from unidle.writing import write_atomically
+
+_TABLE_CSS = ".trials td { padding-left: 14px; overflow-wrap: normal; } .card { overflow-x: auto; }"
+_BAR_HEIGHT, _BAR_WIDTH, _NAME_WIDTH = 22, 260, 170
+
+
+def write_sweep_page(folder: SweepFolder, trials: Sequence[TrialRecord], importances: Mapping[str, float]) -> Path:
+    """Write `report.html` into the folder of a sweep; `importances` is empty while there are too few trials."""
+    finished = [trial for trial in trials if trial.state == "finished" and trial.value is not None]
+    sections = [_heading(folder), _figures(folder, trials)]
+    if finished:
+        remark = "highlighted: the best trial and the best tenth"
+        sections += [
+            section("Progress", "", "two", [_history(finished), _importance(folder, importances)]),
+            section("Settings", remark, "one", [parallel_coordinates(folder.space, finished)]),
+        ]
+    else:
+        sections.append('<p class="note">No trial has finished yet.</p>')
+    sections.append(_table(folder, trials))
+    return write_atomically(folder.path / "report.html", _document(folder, "\n".join(sections)))
+
+
+def _document(folder: SweepFolder, body: str) -> str:
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{escape(folder.path.name)} · unidle</title>
+<style>{CSS}{_TABLE_CSS}</style>
+</head>
+<body>
+<main>
+{body}
+<footer>Generated from journal.log in {escape(str(folder.path))}</footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _heading(folder: SweepFolder) -> str:
+    plan, run = folder.plan, folder.config.run
+    facts = {
+        "environment": run.env,
+        "algorithm": folder.config.recipe.algo,
+        "preset": run.preset,
+        "sampler": plan.sampler,
+        "pruner": plan.pruner,
+        "seeds per trial": plan.seeds_per_trial,
+    }
+    shown = "".join(f"<span>{name} <b>{escape(str(value))}</b></span>" for name, value in facts.items())
+    return (
+        f'<header><div class="brand">unidle sweep report</div><h1>{escape(folder.path.name)}</h1>'
+        f'<p class="facts">{shown}</p></header>'
+    )
+
+
+def _figures(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
+    states, best = Counter(trial.state for trial in trials), best_of(trials)
+    returns = sorted(trial.value for trial in trials if trial.state == "finished" and trial.value is not None)
+    figures = [
+        ("Trials", f"{len(trials)}", f"of {folder.plan.trials}"),
+        ("Finished", f"{states['finished']}", f"{states['pruned']} pruned, {states['failed']} failed"),
+        ("Best return", score(returns[-1]) if returns else MISSING, f"trial {best.number}" if best else ""),
+        ("Median return", score(returns[len(returns) // 2]) if returns else MISSING, "of the finished trials"),
+    ]
+    cells = "".join(
+        f'<div><dt>{name}</dt><dd class="value">{escape(value)}</dd><dd class="detail">{escape(detail)}</dd></div>'
+        for name, value, detail in figures
+    )
+    return f'<dl class="figures">{cells}</dl>'
+
+
+def _history(finished: Sequence[TrialRecord]) -> str:
+    numbers = [float(trial.number) for trial in finished]
+    values = [trial.value for trial in finished if trial.value is not None]
+    best: list[float] = list(accumulate(values, max))
+    lines = [
+        Series("trial", numbers, values, style=Style("c5")),
+        Series("best so far", numbers, best, style=Style("c0")),
+    ]
+    return line_chart("Return of the finished trials", lines, "trial", "return per episode")
+
+
+def _importance(folder: SweepFolder, importances: Mapping[str, float]) -> str:
+    """Return bars of how much each setting mattered."""
+    title = '<text class="chart-title" x="2" y="17">Importance of the settings</text>'
+    names = {dimension.parameter: dimension.name for dimension in folder.space.dimensions}
+    bars = []
+    for index, (parameter, share) in enumerate(importances.items()):
+        y = 36 + _BAR_HEIGHT * index
+        width = max(1.0, share * _BAR_WIDTH)
+        bars.append(
+            f'<text class="chart-name" x="{_NAME_WIDTH - 8}" y="{y + 12}" text-anchor="end">'
+            f"{escape(names.get(parameter, parameter))}</text>"
+            f'<rect class="fill c0" x="{_NAME_WIDTH}" y="{y}" width="{width:.1f}" height="16" rx="2"/>'
+            f'<text class="chart-figure" x="{_NAME_WIDTH + width + 6:.1f}" y="{y + 12}">{percent(share)}</text>'
+        )
+    if not bars:
+        bars.append('<text class="chart-empty" x="2" y="48">Too few finished trials to tell.</text>')
+    height = max(300, 44 + _BAR_HEIGHT * len(importances))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 500 {height}" role="img" '
+        f'aria-label="Importance of the settings">{title}{"".join(bars)}</svg>'
+    )
+
+
+def _table(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
+    """Return one row per trial, the best first, with a link to its report."""
+    ranked = sorted(trials, key=lambda trial: (trial.state != "finished", -(trial.value or 0.0), trial.number))
+    names = [dimension.name for dimension in folder.space.dimensions]
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in ("trial", "return", "state", "time", *names))
+    rows = []
+    for trial in ranked:
+        cells = [
+            MISSING if trial.value is None else score(trial.value),
+            trial.state,
+            MISSING if trial.seconds is None else duration(trial.seconds),
+            *(value_text(trial.settings[name]) if name in trial.settings else MISSING for name in names),
+        ]
+        told = escape(trial.error or settings_text(trial.settings))
+        row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        rows.append(f'<tr title="{told}"><th scope="row">{_link(trial)}</th>{row}</tr>')
+    table = f'<table class="tasks trials"><tr>{heads}</tr>{"".join(rows)}</table>'
+    return section("Trials", "the best first; each links to its run", "one", [table])
+
+
+def _link(trial: TrialRecord) -> str:
+    """Return the number of a trial, with a link to its report if there is one."""
+    name = trial.path.name
+    return (
+        f'<a href="{name}/report.html">{trial.number}</a>'
+        if (trial.path / "report.html").is_file()
+        else str(trial.number)
+    )

@@ -1,0 +1,143 @@
+"""The Optuna study of a sweep, in a journal file that optuna-dashboard can read too."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from unidle.sweeps.folder import SweepFolder
+from unidle.sweeps.plan import Pruner, Sampler
+from unidle.sweeps.records import State, TrialRecord
+from unidle.sweeps.space import Space
+
+_STATES: dict[TrialState, State] = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "running",
+}
+_START_UP_TRIALS = 10  # at random, before TPE has learned enough
+_IMPORTANCE_FROM = 8  # finished trials with different results
+_SETTINGS, _ERROR = "settings", "error"  # user attributes in the journal
+
+
+class Study:
+    """Asks Optuna for trials, and tells it their results."""
+
+    def __init__(self, folder: SweepFolder) -> None:
+        """Create the study, or continue the one in the folder, which must be locked."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._folder, self._space = folder, folder.space
+        _repair(folder.journal)
+        storage = JournalStorage(JournalFileBackend(str(folder.journal)))
+        names = [study.study_name for study in storage.get_all_studies()]
+        self._study = optuna.create_study(
+            study_name=names[0] if names else folder.path.name,  # a folder may be renamed
+            storage=storage,
+            direction="maximize",
+            load_if_exists=True,
+            pruner=_pruner(folder.plan.pruner, folder.n_evaluations),
+        )
+        # Not the seed alone: a resumed sweep would draw the same settings again.
+        seed = np.random.SeedSequence([folder.config.run.seed, len(self._study.trials)]).generate_state(1)
+        self._study.sampler = _sampler(folder.plan.sampler, int(seed[0]))
+
+    def ask(self) -> AskedTrial:
+        """A new trial, with its settings."""
+        return AskedTrial(self._study.ask(), self._space)
+
+    def running(self) -> list[AskedTrial]:
+        """The trials that were running when the sweep was stopped."""
+        found = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
+        return [AskedTrial(optuna.trial.Trial(self._study, each._trial_id), self._space) for each in found]
+
+    def finish(self, trial: AskedTrial, value: float) -> TrialRecord:
+        """The trial is complete, with this objective."""
+        return self._record(self._study.tell(trial.asked, value))
+
+    def prune(self, trial: AskedTrial) -> TrialRecord:
+        """The trial was pruned."""
+        return self._record(self._study.tell(trial.asked, state=TrialState.PRUNED))
+
+    def fail(self, trial: AskedTrial, error: str) -> TrialRecord:
+        """The trial failed."""
+        trial.asked.set_user_attr(_ERROR, error)
+        return self._record(self._study.tell(trial.asked, state=TrialState.FAIL))
+
+    def records(self) -> list[TrialRecord]:
+        """All trials so far, in the order of their numbers."""
+        return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
+
+    def importances(self) -> dict[str, float]:
+        """The importance of each parameter, in parts of 1; empty while there are too few trials."""
+        values = {record.value for record in self.records() if record.state == "finished"}
+        if len(values) < _IMPORTANCE_FROM:
+            return {}
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+
+    def _record(self, trial: FrozenTrial) -> TrialRecord:
+        state = _STATES.get(trial.state, "running")
+        is_known = state != "failed" and trial.value is not None and math.isfinite(trial.value)
+        return TrialRecord(
+            trial.number,
+            state,
+            trial.value if is_known else None,
+            trial.user_attrs.get(_SETTINGS, {}),
+            self._folder.trial(trial.number),
+            trial.duration.total_seconds() if trial.duration else None,
+            dict(trial.intermediate_values),
+            dict(trial.params),
+            trial.user_attrs.get(_ERROR),
+        )
+
+
+class AskedTrial:
+    """A trial that runs."""
+
+    def __init__(self, asked: optuna.Trial, space: Space) -> None:
+        self.asked, self.number = asked, asked.number
+        self.settings = space.suggest(asked)
+
+    def record_settings(self, settings: dict[str, Any]) -> None:
+        """Note the settings in the journal, as they are used."""
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+        self.asked.set_user_attr(_SETTINGS, plain)
+
+    def should_prune(self, evaluation: int, mean_return: float) -> bool:
+        """Report an evaluation; returns whether to stop the trial."""
+        if evaluation not in self.asked.storage.get_trial(self.asked._trial_id).intermediate_values:
+            self.asked.report(mean_return, evaluation)
+        return self.asked.should_prune()
+
+
+def _sampler(name: Sampler, seed: int) -> optuna.samplers.BaseSampler:
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    return optuna.samplers.TPESampler(n_startup_trials=_START_UP_TRIALS, seed=seed)
+
+
+def _pruner(name: Pruner, n_evaluations: int) -> optuna.pruners.BasePruner:
+    match name:
+        case "median":
+            return optuna.pruners.MedianPruner(n_warmup_steps=n_evaluations // 3)
+        case "hyperband":
+            return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=n_evaluations)
+        case _:
+            return optuna.pruners.NopPruner()
+
+
+def _repair(journal: Path) -> None:
+    """Remove what a killed process may have left: Optuna's lock of the journal, and half a line at its end."""
+    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+    if journal.is_file():
+        with journal.open("rb+") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)

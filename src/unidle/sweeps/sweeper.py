@@ -1,0 +1,199 @@
+"""Runs the trials of a sweep in one process: when one ends or is pruned, the next takes its place at once."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from unidle.engine.callbacks import CallbackContext
+from unidle.engine.placement import choose_device
+from unidle.engine.trainer import Trainer
+from unidle.errors import TrainingError, UsageError
+from unidle.groups.scheduler import Member, take_turns
+from unidle.groups.training import NewRun, SharedProcess, yields_core
+from unidle.report.history import number, read_history
+from unidle.sweeps.display import SweepDisplay
+from unidle.sweeps.folder import SweepFolder
+from unidle.sweeps.records import TrialRecord
+from unidle.sweeps.space import trial_config
+from unidle.sweeps.study import AskedTrial, Study
+
+_MAX_FAILURES = 5  # before the first trial that does not fail, or as many as run at once
+
+
+@dataclass(eq=False)
+class _TrialTraining:
+    """A trial that trains: one run per seed."""
+
+    asked: AskedTrial
+    runs: list[Path]
+    trainers: list[Trainer] = field(default_factory=list)
+    n_open: int = 0  # runs that have not ended
+    returns: dict[int, dict[Path, float]] = field(default_factory=dict)  # number of the evaluation → run → mean return
+    is_pruned: bool = False
+    error: str | None = None
+
+    def stop(self) -> None:
+        """End all runs after their current iterations."""
+        for trainer in self.trainers:
+            trainer.stop()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C stopped one of the runs early."""
+        return any(trainer.stopped_by is not None for trainer in self.trainers)
+
+
+class Sweeper:
+    """Fills the slots with trials, and tells Optuna how they went."""
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        study: Study,
+        display: SweepDisplay,
+        on_trial_end: Callable[[TrialRecord], None],
+        seconds: float | None = None,
+    ) -> None:
+        """After `seconds`, no more trials are started."""
+        self._folder, self._study, self._display = folder, study, display
+        self._on_trial_end = on_trial_end
+        self._interrupted = study.running()
+        records = study.records()
+        self._n_asked, self._n_failed = len(records), 0
+        self._has_succeeded = any(record.state in ("finished", "pruned") for record in records)
+        self._trials: dict[Member, _TrialTraining] = {}
+        self._by_run: dict[Path, _TrialTraining] = {}
+        self._until = math.inf if seconds is None else time.monotonic() + seconds
+        self._interval = folder.config.run.evaluation_interval
+
+    _process: SharedProcess
+
+    def run(self, new_run: NewRun) -> int | None:
+        """Run trials until all are over or the time is up; returns the signal that stopped it early."""
+        plan = self._folder.plan
+        device = choose_device(self._folder.config.engine.device)
+        with SharedProcess.among(plan.at_once * plan.seeds_per_trial, device, new_run) as self._process:
+            try:
+                members = [member for _ in range(plan.at_once) for member in self._start_next()]
+            except BaseException:
+                for member in self._trials:
+                    member.close()
+                raise
+            is_busy = yields_core(trainer for trial in set(self._trials.values()) for trainer in trial.trainers)
+            take_turns(members, self._process.sharing.ready, yields_core=is_busy, successors=self._successors)
+            return self._process.interrupts.received
+
+    def evaluated(self, context: CallbackContext) -> None:
+        """A run was evaluated: once all runs of its trial were, the trial may be pruned."""
+        trial, mean_return = self._by_run[context.folder], number(context.record, "eval/return_mean")
+        evaluation = context.record["step"] // self._interval
+        if mean_return is None or trial.is_pruned:
+            return
+        returns = trial.returns.setdefault(evaluation, {})
+        returns[context.folder] = mean_return
+        if len(returns) < len(trial.runs):
+            return
+        should_prune = trial.asked.should_prune(evaluation, fmean(returns.values()))
+        if should_prune and evaluation < self._folder.n_evaluations:
+            trial.is_pruned = True
+            trial.stop()
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def _start_next(self) -> list[Member]:
+        """Start a trial, first those that an earlier process left; none if no more are to start."""
+        while self._may_start():
+            if self._interrupted:
+                asked = self._interrupted.pop(0)
+            else:
+                asked, self._n_asked = self._study.ask(), self._n_asked + 1
+            try:
+                return self._start(asked)
+            except Exception as error:
+                self._end(self._study.fail(asked, _reason(error)))
+        return []
+
+    def _may_start(self) -> bool:
+        is_stopped = self._process.interrupts.received is not None or time.monotonic() >= self._until
+        return not is_stopped and bool(self._interrupted or self._n_asked < self._folder.plan.trials)
+
+    def _start(self, asked: AskedTrial) -> list[Member]:
+        folder, runs = self._folder, self._folder.runs_of(asked.number)
+        config = trial_config(folder.config, asked.settings)
+        settings = {name: getattr(config.recipe, name) for name in asked.settings}
+        asked.record_settings(settings)
+        folder.create_trial(asked.number)
+        trial = _TrialTraining(asked, runs)
+        members: list[Member] = []
+        self._display.trial_started(asked.number, settings)
+        try:
+            for seed, path in zip(folder.seeds, runs, strict=True):
+                parent = Path(config.run.runs_dir) / path.parent.relative_to(folder.path.parent)
+                run = config.with_run(seed=seed, run_name=path.name, runs_dir=str(parent))
+                trainer, member = self._process.new_member(run, path, self._display.of(asked.number, path.name))
+                trial.trainers.append(trainer)
+                members.append(member)
+        except BaseException:
+            for trainer in trial.trainers:
+                trainer.close()
+            raise
+        trial.n_open = len(members)
+        self._trials.update(dict.fromkeys(members, trial))
+        self._by_run.update(dict.fromkeys(runs, trial))
+        return members
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def _successors(self, member: Member) -> Iterable[Member]:
+        """The runs that take the place of a trial whose last run has ended."""
+        trial = self._trials.pop(member)
+        trial.n_open -= 1
+        if member.error is not None and trial.error is None:
+            trial.error = _reason(member.error)
+            member.error = None  # its traceback holds the networks
+            trial.stop()  # the other runs count for nothing
+        if trial.n_open:
+            return ()
+        record = self._result(trial)
+        for path in trial.runs:
+            del self._by_run[path]
+        trial.trainers.clear()
+        gc.collect()  # networks and CUDA graphs, before those of the next trial are built
+        if record is not None:
+            self._end(record)
+        return self._start_next()
+
+    def _result(self, trial: _TrialTraining) -> TrialRecord | None:
+        """Tell Optuna how a trial went; None if Ctrl-C stopped it, so that it can be resumed."""
+        if trial.error is not None:
+            return self._study.fail(trial.asked, trial.error)
+        if trial.is_pruned:
+            return self._study.prune(trial.asked)
+        if trial.is_interrupted:
+            return None
+        finals = [read_history(path).final_evaluation for path in trial.runs]
+        returns = [None if final is None else number(final, "eval/return_mean") for final in finals]
+        known = [value for value in returns if value is not None]
+        if len(known) < len(returns):
+            return self._study.fail(trial.asked, "A run has no evaluation.")
+        return self._study.finish(trial.asked, fmean(known))
+
+    def _end(self, record: TrialRecord) -> None:
+        self._on_trial_end(record)
+        if record.state != "failed":
+            self._has_succeeded = True
+            return
+        self._n_failed += 1
+        if not self._has_succeeded and self._n_failed >= max(_MAX_FAILURES, self._folder.plan.at_once):
+            raise TrainingError(f"The first {self._n_failed} trials failed, the last because: {record.error}")
+
+
+def _reason(error: Exception) -> str:
+    known = isinstance(error, (UsageError, TrainingError))
+    return str(error) if known else f"{type(error).__name__}: {error}"
