@@ -48,7 +48,7 @@ from unidle.groups.display import GroupDisplay
 from unidle.groups.folder import GroupFolder, seeds_from
 from unidle.groups.page import write_group_page
 from unidle.groups.statistics import summarise
-from unidle.groups.training import train_group
+from unidle.groups.training import in_words, train_group
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.metrics.jsonl import read_records
 from unidle.metrics.writer import MetricWriter
@@ -173,15 +173,17 @@ class TrainedGroup:
 
     stopped_by: int | None = None  # the signal that stopped training early
 
-    def __init__(self, path: Path, *, trust: bool = False) -> None:
+    def __init__(
+        self, path: Path, env: EnvMaker | None = None, network: NetworkFactory | None = None, *, trust: bool = False
+    ) -> None:
         self._folder = GroupFolder.open(path.absolute())
         self.path = self._folder.path
-        self._trust = trust
+        self._maker, self._network, self._trust = env, network, trust
 
     @property
     def runs(self) -> list[TrainedRun]:
         """The runs, in the order of the seeds."""
-        return [TrainedRun(path, trust=self._trust) for path in self._folder.runs]
+        return [TrainedRun(path, self._maker, self._network, trust=self._trust) for path in self._folder.runs]
 
     @property
     def report(self) -> Path:
@@ -360,6 +362,10 @@ def start_group(
     """Train a validated config with several seeds, in run folders of a new group folder."""
     cwd = cwd or Path.cwd()
     chosen = seeds_from(seeds, config)
+    if writers:
+        raise UsageError("`writers` cannot tell the runs of a group apart; leave out `seeds`, or the writers.")
+    if config.run.wandb:
+        raise UsageError("W&B has one run per process; leave out `seeds`, or `wandb`.")
     if config.run.init_from is not None:
         config = config.with_run(init_from=str(cwd / config.run.init_from))
     maker = maker_for(maker or maker_of(config), config)
@@ -371,15 +377,31 @@ def start_group(
         config.with_run(seed=seed, run_name=folder.name, runs_dir=str(Path(config.run.runs_dir) / path.name))
         for seed, folder in zip(chosen, group.runs, strict=True)
     ]
-    build = Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd)
-    return build.train_group(group, configs, notes)
+    build = Build(maker, network, callbacks or Callbacks(), (), quiet, cwd)
+    try:
+        return build.train_group(group, configs, notes)
+    except BaseException:
+        group.discard()
+        raise
 
 
-def resume_group(path: str | Path, *, trust: bool = False, quiet: bool = False, **settings: Any) -> TrainedGroup:
-    """Resume every run of a group from its latest checkpoint; `settings` as for `resume`."""
+def resume_group(
+    path: str | Path,
+    *,
+    env: EnvFactory | None = None,
+    network: NetworkFactory | None = None,
+    on_start: Sequence[Callback] = (),
+    after_iteration: Sequence[Callback] = (),
+    after_evaluation: Sequence[Callback] = (),
+    on_end: Sequence[Callback] = (),
+    trust: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> TrainedGroup:
+    """Resume every run of a group from its latest checkpoint; arguments as for `resume`."""
     cwd = Path.cwd()
     group = GroupFolder.open(cwd / path)
-    settings, renamings = with_current_names(settings)
+    settings, renamings = with_current_names(without_aliases(settings))
     existing = [folder for folder in group.runs if (folder / "config.yaml").is_file()]
     if not existing:
         raise UsageError(f"{display_path(group.path)} has no run to resume; start a new group.")
@@ -388,11 +410,14 @@ def resume_group(path: str | Path, *, trust: bool = False, quiet: bool = False, 
     for seed, folder in zip(group.seeds, group.runs, strict=True):
         config = RunFolder.open(folder).config() if folder in existing else recipe
         configs.append(resumed(config.with_run(seed=seed, run_name=folder.name), settings, str(folder)))
+    named = ["wrappers", *(["env"] if env is None else []), *(["network"] if network is None else [])]
     for folder, config in zip(group.runs, configs, strict=True):
         if folder in existing:
-            require_trust(folder, config, ["env", "wrappers", "network"], trust)
-    maker = maker_for(maker_of(recipe), recipe)
-    build = Build(maker, resolve_network(recipe.recipe.network)[0], Callbacks(), (), quiet, cwd)
+            require_trust(folder, config, named, trust)
+    maker = maker_of(recipe) if env is None else env_maker(env, recipe.run.env_kwargs, recipe.run.env_wrappers)
+    factory = network or resolve_network(recipe.recipe.network)[0]
+    callbacks = Callbacks(on_start, after_iteration, after_evaluation, on_end)
+    build = Build(maker_for(maker, recipe), factory, callbacks, (), quiet, cwd)
     return build.train_group(group, configs, renamings)
 
 
@@ -534,16 +559,16 @@ class Build:
             for note in notes:
                 display.on_message(note)
             result = train_group(group, configs, self.new_run, display)
-        group.save({name: str(error) for name, error in result.errors.items()})
+        group.save({name: in_words(error).splitlines()[-1] for name, error in result.errors.items()})
         for path in group.runs:
             self.report(write_report, path, display)
         self.report(partial(write_group_page, runs=group.runs, failures=group.failures), group.path, display)
         if result.errors:
-            reasons = "\n".join(f"{name}: {error}" for name, error in result.errors.items())
+            reasons = "\n".join(f"{name}: {reason}" for name, reason in group.failures.items())
             raise TrainingError(
                 f"{len(result.errors)} of {len(group.runs)} runs in {display_path(group.path)} failed.\n{reasons}"
             )
-        trained = TrainedGroup(group.path)
+        trained = TrainedGroup(group.path, self.maker, self.network)
         trained.stopped_by = result.stopped_by
         return trained
 

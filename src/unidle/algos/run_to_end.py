@@ -10,9 +10,11 @@ _Result = TypeVar("_Result")
 
 def run_to_end(work: Generator[Any, None, _Result]) -> _Result:
     """Run all parts of `work` and return its return value."""
-    while True:
-        try:
+    try:
+        while True:
             next(work)
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    finally:
+        work.close()  # after a Ctrl-C between two parts

@@ -206,7 +206,7 @@ def make_envs(
         slices,
         env_timeout=timeout,
         max_env_restarts=restarts,
-        pin_cores=uses_all_cores if engine.pin_cores is None else engine.pin_cores,
+        pin_cores=uses_all_cores if engine.pin_cores is None or sharing is not None else engine.pin_cores,
         ready=None if sharing is None else sharing.ready,
         pools=sharing.members if sharing else 1,
     )

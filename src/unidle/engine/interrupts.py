@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -35,8 +36,9 @@ class Interrupts:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self.received is None:
             self.received = number
-            for listener in self.listeners:
-                listener()
+            with contextlib.ExitStack() as calls:  # each is called, even if another raises
+                for listener in reversed(self.listeners):
+                    calls.callback(listener)
 
     def __exit__(self, *_: object) -> None:
         self._n_open -= 1

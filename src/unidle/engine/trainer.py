@@ -12,6 +12,7 @@ from unidle.algos.schedules import Schedule
 from unidle.buffers.rollout import Rollout
 from unidle.config import Config
 from unidle.config.files import display_path
+from unidle.config.machine import available_cores
 from unidle.config.settings import round_up_timesteps
 from unidle.engine.build import build_parts
 from unidle.engine.callbacks import Callback, CallbackRunner, Callbacks, ProgressDisplay, TimeMeter
@@ -92,7 +93,9 @@ class Trainer:
             kernels = kernels_on(self._parts.capture.device)
             parts = (config, self.env_spec, self.algo, self.collector, self.progress, self._clock)
             self._saver = Saver(*parts, kernels, display.on_message)
-            workers = self._parts.workers
+            workers, cores = self._parts.workers, self._parts.cores
+            if sharing is not None:
+                cores = sharing.share_of(cores or available_cores())
             self._evaluations = Evaluations(
                 config,
                 maker,
@@ -100,7 +103,7 @@ class Trainer:
                 self.algo.policy,
                 network,
                 in_workers=workers > 0,
-                processes=choose_processes(config, maker, self.env_spec, workers, self._parts.cores),
+                processes=choose_processes(config, maker, self.env_spec, workers, cores),
                 delay=effect_delay(config, maker, self.env_spec, has_callbacks=bool(callbacks.after_evaluation)),
                 clock=self._clock.record,
                 say=display.on_message,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from unidle.config import Config
+from unidle.config.convert import in_brief
 from unidle.config.files import GROUP_FILE, display_path, read_yaml
 from unidle.config.validate import check_seed
 from unidle.errors import UsageError
@@ -38,6 +42,21 @@ class GroupFolder:
         content = {"seeds": list(self.seeds)} | ({"failures": self.failures} if failures else {})
         write_atomically(self.path / GROUP_FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
+    def discard(self) -> None:
+        """Remove a group of which no run has a checkpoint, so that its name is free again."""
+        if any(self.path.glob("*/checkpoints/*.pt")):
+            return
+        for run in self.runs:
+            with contextlib.suppress(OSError):  # what else is there stays
+                for name in ("config.yaml", ".lock"):
+                    (run / name).unlink(missing_ok=True)
+                (run / "checkpoints").rmdir()
+                run.rmdir()
+        with contextlib.suppress(OSError):
+            (self.path / GROUP_FILE).unlink()
+            self.path.rmdir()
+            self.path.parent.rmdir()  # if there is nothing else in it
+
     @staticmethod
     def is_one(path: Path) -> bool:
         """Whether `path` is the folder of a group."""
@@ -56,7 +75,7 @@ class GroupFolder:
         return GroupFolder(path, seeds, {str(name): str(reason) for name, reason in known})
 
 
-def seeds_from(given: int | str | Sequence[int], config: Config) -> tuple[int, ...]:
+def seeds_from(given: int | str | Iterable[int], config: Config) -> tuple[int, ...]:
     """The seeds that `--seeds` asks for: so many from the config's seed on (8), or a list (1,2,5)."""
     if isinstance(given, str):
         try:
@@ -64,13 +83,24 @@ def seeds_from(given: int | str | Sequence[int], config: Config) -> tuple[int, .
         except ValueError:
             raise UsageError(f"--seeds is {given!r}; use a number of runs (8) or a list of seeds (1,2,5).") from None
         given = numbers[0] if "," not in given else numbers
-    if isinstance(given, int):
+    if not isinstance(given, Iterable):
+        given = _whole(given)
         if not 1 <= given <= _MAX_RUNS:
             raise UsageError(f"`seeds` is {given}; train 1 to {_MAX_RUNS:,} runs at a time.")
         given = range(config.run.seed, config.run.seed + given)
-    seeds = tuple(given)
+    seeds = tuple(map(_whole, given))
     for seed in seeds:
         check_seed(seed)
     if not 1 <= len(seeds) <= _MAX_RUNS or len(set(seeds)) < len(seeds):
         raise UsageError(f"`seeds` needs 1 to {_MAX_RUNS:,} different seeds.")
     return seeds
+
+
+def _whole(value: Any) -> int:
+    """A whole number, also NumPy's."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise UsageError(f"`seeds` is {in_brief(value)}; use a number of runs (8) or a list of seeds ([1, 2, 5]).")

@@ -7,6 +7,7 @@ shared with another.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -19,6 +20,10 @@ from unidle.envs.pool.worker import SPIN_SECONDS
 _POLL_SECONDS = 5e-4  # between two looks at a GPU, which cannot ring
 
 
+def _do_nothing(*_: object) -> None:
+    pass
+
+
 @dataclass(eq=False)
 class Member:
     """A run of a group."""
@@ -27,14 +32,27 @@ class Member:
     turns: Turns[None]
     stream: torch.cuda.Stream | None  # on which it learns
     close: Callable[[], None]
+    on_failure: Callable[[Exception], None] = _do_nothing
     error: Exception | None = None
 
     def take_turn(self) -> IsReady | None:
         """Continue until the run would wait next."""
-        if self.stream is None:
+        with self._on_stream():
             return next(self.turns)
-        with torch.cuda.stream(self.stream):
-            return next(self.turns)
+
+    def end(self) -> None:
+        """Free what the run uses: its files, its environments, the cores of its workers, and its networks."""
+        with contextlib.ExitStack() as end:
+            end.callback(self._forget)
+            end.callback(self.close)
+            end.enter_context(self._on_stream())
+            end.callback(self.turns.close)
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def _forget(self) -> None:
+        self.close = _do_nothing  # a method of the run, which the member may outlive
 
 
 def _nobody(_: Member) -> Iterable[Member]:
@@ -50,18 +68,19 @@ def take_turns(
 ) -> None:
     """Run all members to their ends; one that fails keeps its error, and leaves the others undisturbed.
 
-    When a member has ended and is closed, its `successors` join the others.
+    When a member has ended, its `successors` join the others.
     """
     waiting: dict[Member, IsReady | None] = dict.fromkeys(members)
 
     def anyone_is_ready() -> bool:
-        return any(is_ready is None or is_ready() for is_ready in waiting.values())
+        return any(map(_is_ready, waiting.values()))
 
-    try:
+    with contextlib.ExitStack() as end:
+        end.callback(_end_all, waiting)  # after a second Ctrl-C
         while waiting:
             has_run = False
             for member, is_ready in list(waiting.items()):
-                if is_ready is not None and not is_ready():
+                if not _is_ready(is_ready):
                     continue
                 has_run = True
                 try:
@@ -71,25 +90,27 @@ def take_turns(
                     pass
                 except Exception as error:
                     member.error = error
+                    member.on_failure(error)
                 del waiting[member]
-                _close(member)
+                try:
+                    member.end()
+                except Exception as error:
+                    member.error = member.error or error
                 waiting.update(dict.fromkeys(successors(member)))
             if not has_run:
                 ready.wait(anyone_is_ready, _POLL_SECONDS, SPIN_SECONDS, yields_core=yields_core)
-    finally:  # after a second Ctrl-C too
-        for member in waiting:
-            member.turns.close()
-            member.close()
 
 
-def _close(member: Member) -> None:
-    """Free what the member used: its environments, the cores of its workers, and its networks."""
+def _is_ready(is_ready: IsReady | None) -> bool:
+    """Whether a run can continue; also if it cannot tell: then it fails when it continues."""
     try:
-        member.close()
-    except Exception as error:
-        member.error = member.error or error
-    member.close = _do_nothing  # a method of the run, which the member may outlive
+        return is_ready is None or is_ready()
+    except Exception:
+        return True
 
 
-def _do_nothing() -> None:
-    pass
+def _end_all(members: Iterable[Member]) -> None:
+    """End all `members`, each even if another raises."""
+    with contextlib.ExitStack() as end:
+        for member in members:
+            end.callback(member.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.placement import choose_device
 from unidle.engine.sharing import Sharing
 from unidle.engine.trainer import Trainer
+from unidle.errors import TrainingError, UsageError
 from unidle.groups.display import GroupDisplay
 from unidle.groups.folder import GroupFolder
 from unidle.groups.scheduler import Member, take_turns
@@ -29,6 +31,13 @@ class GroupResult:
 
     errors: dict[str, Exception]  # run → why it failed
     stopped_by: int | None  # the signal that stopped it early
+
+
+def in_words(error: Exception) -> str:
+    """Why a run failed; with the kind of error and where it was raised if that is no message of unidle's."""
+    if isinstance(error, (TrainingError, UsageError)):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 # Builds the trainer of a run, and its folder.
@@ -59,7 +68,15 @@ class SharedProcess:
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.cuda.stream(stream):  # None: no stream
             trainer, folder = self._new_run(config, path, display, self.sharing, self.interrupts)
-        return trainer, Member(path.name, trainer.train_in_turns(folder), stream, trainer.close)
+
+        def close() -> None:
+            folder.unlock()  # a run that has had no turn still has the lock
+            trainer.close()
+
+        def say(error: Exception) -> None:
+            display.on_message(f"Failed, and the other runs continue: {in_words(error)}")
+
+        return trainer, Member(path.name, trainer.train_in_turns(folder), stream, close, say)
 
 
 def yields_core(trainers: Iterable[Trainer]) -> bool:
@@ -68,20 +85,23 @@ def yields_core(trainers: Iterable[Trainer]) -> bool:
 
 
 def train_group(group: GroupFolder, configs: Sequence[Config], new_run: NewRun, display: GroupDisplay) -> GroupResult:
-    """Train one run per config; a run that fails does not affect the others."""
+    """Train one run per config; a run that fails does not affect the others.
+
+    If one cannot be built, none is trained.
+    """
     trainers: list[Trainer] = []
     members: list[Member] = []
     with SharedProcess.among(len(configs), choose_device(configs[0].engine.device), new_run) as process:
-        try:
+        with contextlib.ExitStack() as built:
             for config, path in zip(configs, group.runs, strict=True):
+                if process.interrupts.received is not None:
+                    break
                 trainer, member = process.new_member(config, path, display.of(path.name))
+                built.callback(member.end)
                 trainers.append(trainer)
                 members.append(member)
-        except BaseException:
-            for trainer in trainers:
-                trainer.close()
-            raise
+            built.pop_all()
         take_turns(members, process.sharing.ready, yields_core=yields_core(trainers))
     errors = {member.name: member.error for member in members if member.error is not None}
-    stopped = next((trainer.stopped_by for trainer in trainers if trainer.stopped_by is not None), None)
-    return GroupResult(errors, stopped)
+    is_complete = len(members) == len(configs) and all(trainer.stopped_by is None for trainer in trainers)
+    return GroupResult(errors, None if is_complete else process.interrupts.received)
