@@ -559,7 +559,7 @@ class Build:
             for note in notes:
                 display.on_message(note)
             result = train_group(group, configs, self.new_run, display)
-        group.save({name: in_words(error).splitlines()[-1] for name, error in result.errors.items()})
+        group.save({name: in_words(error) for name, error in result.errors.items()})
         for path in group.runs:
             self.report(write_report, path, display)
         self.report(partial(write_group_page, runs=group.runs, failures=group.failures), group.path, display)

@@ -9,12 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from resumed_runs import assert_same, final_state
 
 import unidle
 from unidle.envs.pool.slot import episode_seed
+from unidle.groups.folder import GroupFolder
 
 SMALL: dict[str, Any] = {
     "n_envs": 4,
@@ -167,6 +169,46 @@ def test_killed_group_resumes_exactly(tmp_path: Path) -> None:
         assert ours["step"] == theirs["step"] == 1024
 
 
+def test_error_of_a_callback_is_told_at_once_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    env, settings = group_arguments("ppo")
+
+    def fails(context: unidle.CallbackContext) -> None:
+        if context.folder.name == "seed-2":
+            raise KeyError("reward")
+
+    with pytest.raises(unidle.TrainingError, match="seed-2: KeyError: 'reward'"):
+        unidle.train(env, seeds=[1, 2], run_name="a", after_iteration=[fails], **settings)
+    assert "seed-2: Failed, and the other runs continue: Traceback" in capsys.readouterr().err
+    assert final_state(Path("runs/a/seed-1"))["step"] == 256
+    assert GroupFolder.open(Path("runs/a")).failures == {"seed-2": "KeyError: 'reward'"}
+
+
+def test_group_that_cannot_be_built_leaves_its_name_and_locks_free() -> None:
+    env, settings = group_arguments("ppo", subproc=False)
+
+    class Broken(CartPoleEnv):
+        made = 0
+
+        def __init__(self) -> None:
+            Broken.made += 1
+            if Broken.made > 8:  # the probes and the environments of the first run
+                raise unidle.UsageError("no more licences")
+            super().__init__()
+
+    with pytest.raises((unidle.UsageError, unidle.TrainingError), match="no more licences"):
+        unidle.train(Broken, seeds=3, run_name="a", **settings)
+    assert not Path("runs").exists()
+    assert len(unidle.train(env, seeds=2, run_name="a", **settings).runs) == 2
+
+
+def test_factory_without_a_name_can_be_evaluated_and_resumed() -> None:
+    _, settings = group_arguments("ppo", subproc=False)
+    group = unidle.train(lambda: CartPoleEnv(), seeds=2, run_name="a", **settings)
+    assert group.runs[0].evaluate(episodes=1).returns
+    resumed = unidle.resume_group("runs/a", env=lambda: CartPoleEnv(), timesteps=512, quiet=True)
+    assert final_state(resumed.runs[1].path)["step"] == 512
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +219,8 @@ def test_killed_group_resumes_exactly(tmp_path: Path) -> None:
         ("1,1", "needs 1 to 1,024 different seeds"),
         ("two", "--seeds is 'two'; use a number of runs (8) or a list of seeds (1,2,5)"),
         ([-1], "`seed` is -1; it must be between 0 and"),
+        (True, "`seeds` is True; use a number of runs (8) or a list of seeds ([1, 2, 5])"),
+        (1.5, "`seeds` is 1.5; use a number of runs"),
     ],
 )
 def test_bad_seeds_are_refused_before_a_folder_is_created(seeds: Any, message: str, tmp_path: Path) -> None:
@@ -191,3 +235,26 @@ def test_group_is_not_started_twice_in_one_folder() -> None:
     unidle.train(env, seeds=2, run_name="a", **settings)
     with pytest.raises(unidle.UsageError, match=r"There is already a run in runs/a"):
         unidle.train(env, seeds=2, run_name="a", **settings)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "names"), [(np.int64(2), ["seed-0", "seed-1"]), (np.arange(1, 3), ["seed-1", "seed-2"])]
+)
+def test_seeds_may_be_of_numpy(seeds: Any, names: list[str]) -> None:
+    env, settings = group_arguments("ppo", timesteps=64)
+    assert [run.path.name for run in unidle.train(env, seeds=seeds, **settings).runs] == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"wandb": True}, "W&B has one run per process; leave out `seeds`, or `wandb`"),
+        ({"writers": [object()]}, "`writers` cannot tell the runs of a group apart; leave out `seeds`, or the writers"),
+        ({"resume": "auto"}, "`seeds` starts a new group; resume one with unidle.resume_group(folder)"),
+    ],
+)
+def test_what_a_group_cannot_have_is_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    env, settings = group_arguments("ppo")
+    with pytest.raises(unidle.UsageError, match=re.escape(message)):
+        unidle.train(env, seeds=2, **settings, **arguments)
+    assert not list(tmp_path.iterdir())

@@ -168,4 +168,47 @@ def test_interrupt_ends_and_closes_all_members(bell: SharedDoorbell) -> None:
     with pytest.raises(KeyboardInterrupt):
         run([closed.member("a", works()), closed.member("b", interrupted())], bell)
     assert ended == ["works"]
-    assert closed.names == ["a", "b"]
+    assert sorted(closed.names) == ["a", "b"]
+
+
+def test_members_are_ended_even_if_one_cannot_be(bell: SharedDoorbell) -> None:
+    closed = Closed()
+
+    def interrupted() -> Turns[None]:
+        yield None
+        raise KeyboardInterrupt
+
+    def refuses() -> Turns[None]:
+        try:
+            while True:
+                yield None
+        finally:
+            raise ValueError("on_end failed")
+
+    members = [closed.member(name, turns) for name, turns in (("a", refuses()), ("b", refuses()), ("c", interrupted()))]
+    with pytest.raises(ValueError, match="on_end failed"):
+        run(members, bell)
+    assert sorted(closed.names) == ["a", "b", "c"]
+
+
+def test_member_that_cannot_tell_whether_it_is_ready_fails_alone(bell: SharedDoorbell) -> None:
+    error = OSError("device lost")
+
+    def is_ready() -> bool:
+        raise error
+
+    def waits() -> Turns[None]:
+        yield is_ready
+        raise error
+
+    def works() -> Turns[None]:
+        for _ in range(3):
+            yield None
+
+    failures: list[Exception] = []
+    bad = Closed().member("bad", waits())
+    bad.on_failure = failures.append
+    good = Closed().member("good", works())
+    run([bad, good], bell)
+    assert failures == [bad.error] == [error]
+    assert good.error is None

@@ -33,11 +33,12 @@ class GroupResult:
     stopped_by: int | None  # the signal that stopped it early
 
 
-def in_words(error: Exception) -> str:
-    """Why a run failed; with the kind of error and where it was raised if that is no message of unidle's."""
+def in_words(error: Exception, *, with_traceback: bool = False) -> str:
+    """Why a run failed; with the kind of error, and where it was raised, if that is no message of unidle's."""
     if isinstance(error, (TrainingError, UsageError)):
         return str(error)
-    return "".join(traceback.format_exception(error)).rstrip()
+    lines = traceback.format_exception(error) if with_traceback else traceback.format_exception_only(error)
+    return "".join(lines).rstrip()
 
 
 # Builds the trainer of a run, and its folder.
@@ -74,7 +75,7 @@ class SharedProcess:
             trainer.close()
 
         def say(error: Exception) -> None:
-            display.on_message(f"Failed, and the other runs continue: {in_words(error)}")
+            display.on_message(f"Failed, and the other runs continue: {in_words(error, with_traceback=True)}")
 
         return trainer, Member(path.name, trainer.train_in_turns(folder), stream, close, say)
 

@@ -33,9 +33,14 @@ Choice = bool | int | float | str | None  # what Optuna stores
 class Suggests(Protocol):
     """What a space needs of a trial of Optuna."""
 
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float: ...  # noqa: D102
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int: ...  # noqa: D102
-    def suggest_categorical(self, name: str, choices: Sequence[Choice]) -> Choice: ...  # noqa: D102
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """A number between `low` and `high`."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """An integer between `low` and `high`."""
+
+    def suggest_categorical(self, name: str, choices: Sequence[Choice]) -> Choice:
+        """One of `choices`."""
 
 
 @dataclass(frozen=True)
