@@ -67,7 +67,7 @@ def train(settings: dict[str, Any], after_iteration: Any) -> None:
 
 def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return pairs of busy shares: the meter's and the profiler's."""
-    import unidle.api
+    import unidle.api.build
     from unidle.meter.attribution import run_meter
     from unidle.meter.watch.inside.unidle_windows import Window, torch_in_use
     from unidle.metrics.jsonl import read_records
@@ -91,7 +91,7 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
                 self.latest = line
 
     # Measure segments without pauses: the overhead does not matter here.
-    vars(unidle.api)["RunMeter"] = partial(Compared, own_share=0.5)
+    vars(unidle.api.build)["RunMeter"] = partial(Compared, own_share=0.5)
     began = list[float]()
 
     def stop(context: unidle.CallbackContext) -> None:

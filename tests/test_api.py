@@ -509,7 +509,7 @@ def test_overlap_defaults_to_strict_with_gpu_and_many_envs(
     def with_a_gpu(name: str) -> torch.device:
         return torch.device("cpu" if name == "cpu" else "cuda")
 
-    monkeypatch.setattr(unidle.api, "choose_device", with_a_gpu)
+    monkeypatch.setattr("unidle.api.job.choose_device", with_a_gpu)
     config, notes = fit_to_env(Config().with_values(settings, "test"), env_maker(env, {}))
     assert config.recipe.overlap == overlap
     assert [note[:18] for note in notes] == ["overlap is strict:"] * (overlap == "strict" and "overlap" not in settings)

@@ -183,7 +183,7 @@ def test_trials_that_have_ended_or_failed_free_their_networks(monkeypatch: pytes
             alive.add(self)
             counts.append(len(alive))
 
-    monkeypatch.setattr("unidle.api.Trainer", Counted)
+    monkeypatch.setattr("unidle.api.build.Trainer", Counted)
     swept = sweep(space={"learning_rate": [1e-3, 1e-4, 1e30]}, trials=8, sampler="random")
     assert {trial.state for trial in swept.trials} == {"finished", "failed"}
     assert counts == [1] + [2] * 7

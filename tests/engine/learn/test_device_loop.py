@@ -116,7 +116,9 @@ def test_non_finite_value_is_reported_with_env_and_step(
     broken: str, burst: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_burst_length(monkeypatch, burst)
-    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, NonFinite, {"broken": broken}, kind="device"))
+    monkeypatch.setattr(
+        "unidle.api.job.env_maker", lambda *_: EnvMaker(ENV, NonFinite, {"broken": broken}, kind="device")
+    )
     with pytest.raises(TrainingError, match=f"Environment 5 returned a NaN or infinite {broken} near step") as raised:
         unidle.train(ENV, runs_dir=str(tmp_path), **SMALL)
     reported_step = int(str(raised.value).split("near step ")[1].split(";")[0])
@@ -151,7 +153,7 @@ class HostSync(Classic):
 def test_env_with_host_sync_runs_eagerly_and_names_operation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, HostSync, kind="device"))
+    monkeypatch.setattr("unidle.api.job.env_maker", lambda *_: EnvMaker(ENV, HostSync, kind="device"))
     unidle.train(ENV, runs_dir=str(tmp_path), **SMALL, device="cuda")
     assert 'state["length"].sum().item()' in capfd.readouterr().err
 

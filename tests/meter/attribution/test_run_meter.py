@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_meter_module, "_SEGMENT_NS", 20_000_000)
-    monkeypatch.setattr("unidle.api.RunMeter", partial(RunMeter, own_share=0.5))
+    monkeypatch.setattr("unidle.api.build.RunMeter", partial(RunMeter, own_share=0.5))
 
 
 @pytest.mark.usefixtures("short_segments")
@@ -66,7 +66,7 @@ def test_run_without_gpu_records_host_phases(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("short_segments")
 def test_every_line_is_also_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, Any]] = []
-    monkeypatch.setattr("unidle.api._Quiet.on_meter", lambda _, line: shown.append(line))
+    monkeypatch.setattr("unidle.api.build._Quiet.on_meter", lambda _, line: shown.append(line))
     run = unidle.train(**SMALL, timesteps=64 * 30, runs_dir=str(tmp_path))
     assert shown
     assert json.loads(json.dumps(shown)) == read_records(run.path / FILE)
@@ -177,7 +177,7 @@ def test_gpu_busy_shares_sum_to_one_and_match_profiler(tmp_path: Path) -> None:
                 pairs.append((line["gpu"]["busy"], kernels.active_ns / duration_ns))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unidle.api.RunMeter", partial(ComparedMeter, own_share=0.5))
+        patch.setattr("unidle.api.build.RunMeter", partial(ComparedMeter, own_share=0.5))
         settings = {**SMALL, "device": "cuda", "n_envs": 64, "n_steps": 64, "batch_size": 1024, "n_epochs": 10}
         run = unidle.train(**settings, timesteps=4096 * 200, runs_dir=str(tmp_path))
     lines = read_records(run.path / FILE)
