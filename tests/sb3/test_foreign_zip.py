@@ -112,6 +112,15 @@ def test_arguments_are_taken_over_unless_given_again(saved: Any) -> None:
     assert found.clip_range == 0.1
 
 
+def test_custom_objects_for_playing_leave_saved_values_and_defaults(saved: Any) -> None:
+    _, path = saved("PPO", box_env(), learning_rate=lambda _: 1e-3, clip_range=0.1)
+    idiom = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}
+    with pytest.warns(UserWarning, match="in custom_objects is 0.0, but must be above 0") as caught:
+        model = ours.PPO.load(path, env=box_env(), custom_objects=idiom)
+    assert len(caught) == 2
+    assert (model.learning_rate, model.clip_range) == (3e-4, 0.1)
+
+
 def test_what_is_pickled_in_the_file_does_not_run(saved: Any, tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> Any:

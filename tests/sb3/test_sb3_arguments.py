@@ -167,7 +167,7 @@ def test_features_extractor_gets_scaled_images_and_trains() -> None:
     [
         (lambda: PPO("MlpPolicy", "NoSuchEnv-v1"), "no environment `NoSuchEnv-v1`"),
         (lambda: PPO("MlpPolicy", object()), "pass an id such as 'CartPole-v1'"),
-        (lambda: PPO("FunnyPolicy", Choice()), "`policy: FunnyPolicy` is not supported"),
+        (lambda: PPO("FunnyPolicy", Choice()), "the policy FunnyPolicy is not supported; pass 'MlpPolicy'"),
         (lambda: PPO(Extractor, Choice()), "pass 'MlpPolicy'"),  # type: ignore[arg-type]
         (lambda: PPO("MlpPolicy", Choice(), batch_size=100), "does not divide"),
         (lambda: PPO("MlpPolicy", Choice(), learning_rate=lambda _: -1), "a number above 0"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cli_envs import Choice
 
 from unidle.errors import UsageError
@@ -180,6 +181,66 @@ def test_error_in_a_callback_keeps_what_was_learned() -> None:
     assert learner.num_timesteps == 64
     learner.learn(32, reset_num_timesteps=False)
     assert learner.num_timesteps == 96
+
+
+def test_error_at_the_end_of_training_keeps_what_was_learned() -> None:
+    class Fails(Trace):
+        def _on_training_end(self) -> None:
+            raise RuntimeError("enough")
+
+    learner = model()
+    before = learner.get_parameters()["policy"]["actor_head.weight"]
+    with pytest.raises(RuntimeError, match="enough"):
+        learner.learn(32, Fails())
+    assert not torch.equal(learner.get_parameters()["policy"]["actor_head.weight"], before)
+    trace = Trace()
+    learner.learn(32, trace, reset_num_timesteps=False)
+    assert trace.steps == list(range(34, 66, 2))
+
+
+def test_callback_that_fails_to_start_is_not_ended() -> None:
+    class Fails(Trace):
+        def _init_callback(self) -> None:
+            raise RuntimeError("no start")
+
+        def _on_training_end(self) -> None:
+            self.opened_at_start.close()
+
+    with pytest.raises(RuntimeError, match="no start"):
+        model().learn(32, Fails())
+
+
+def test_open_episodes_continue_with_their_returns() -> None:
+    first, second = Trace(), Trace()
+    learner = model().learn(32, first)  # 16 steps of each environment
+    learner.learn(32, reset_num_timesteps=False)
+    learner.learn(32, second, reset_num_timesteps=False)  # steps 33 to 48
+    assert [episode["l"] for episode in second.episodes] == [10, 10]
+    at_once = Trace()
+    model().learn(96, at_once)
+    assert [episode["r"] for episode in second.episodes] == [episode["r"] for episode in at_once.episodes[-2:]]
+
+
+def test_statistics_are_copied_to_the_evaluation_and_stay_those_of_training() -> None:
+    normalize = pytest.importorskip("stable_baselines3.common.vec_env").VecNormalize
+    training, evaluating = (normalize(make_vec_env(Choice, 2)) for _ in range(2))
+    evaluation = own.EvalCallback(evaluating, eval_freq=16, n_eval_episodes=4, verbose=0)
+    PPO("MlpPolicy", training, **SMALL).learn(64, evaluation)
+    assert training.obs_rms.count == pytest.approx(64 + 2, abs=0.01)
+    assert evaluating.obs_rms.count > training.obs_rms.count
+    assert evaluating.obs_rms is not training.obs_rms
+
+
+@pytest.mark.parametrize("normalised", ["training", "evaluation"])
+def test_normaliser_on_one_side_only_is_refused(normalised: str) -> None:
+    normalize = pytest.importorskip("stable_baselines3.common.vec_env").VecNormalize
+    training, evaluating = make_vec_env(Choice, 2), make_vec_env(Choice, 2)
+    if normalised == "training":
+        training = normalize(training)
+    else:
+        evaluating = normalize(evaluating)
+    with pytest.raises(UsageError, match=r"has a VecNormalize.*wrap both"):
+        PPO("MlpPolicy", training, **SMALL).learn(32, own.EvalCallback(evaluating, eval_freq=16))
 
 
 def test_progress_bar_ends_with_training(capfd: pytest.CaptureFixture[str]) -> None:

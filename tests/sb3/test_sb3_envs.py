@@ -16,6 +16,7 @@ from cli_envs import Choice
 from toy_envs import Walk
 
 from unidle.errors import UsageError
+from unidle.metrics.jsonl import read_records
 from unidle.sb3 import PPO, DummyVecEnv, Monitor, SubprocVecEnv, evaluate_policy, make_vec_env
 from unidle.sb3.envs import resolve_envs
 
@@ -121,6 +122,57 @@ def test_policy_is_evaluated_over_exactly_so_many_episodes() -> None:
     assert std >= 0
 
 
+class Lives(gymnasium.Wrapper):
+    """Ends an episode every 3 steps, as a lost life of an Atari game does; the game goes on at the next reset."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._steps = 0
+        if not getattr(self, "_goes_on", False):
+            self._latest = self.env.reset(**kwargs)[0]
+        return self._latest, {}
+
+    def step(self, action: Any) -> Any:
+        self._latest, reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        self._goes_on = not (terminated or truncated)
+        return self._latest, reward, terminated or self._steps == 3, truncated, info
+
+
+@pytest.mark.parametrize("kind", [DummyVecEnv, SubprocVecEnv])
+def test_lost_life_is_no_episode_under_a_monitor(kind: Any) -> None:
+    class Always:
+        def predict(self, observations: Any, **_: Any) -> Any:
+            return np.zeros(len(observations), np.int64), None
+
+    vec_env = make_vec_env(Choice, 2, wrapper_class=Lives, vec_env_cls=kind)
+    assert evaluate_policy(Always(), vec_env, 4, return_episode_rewards=True)[1] == [10] * 4
+    vec_env.close()
+    unmonitored = DummyVecEnv([lambda: Lives(Choice())])
+    assert evaluate_policy(Always(), unmonitored, 4, return_episode_rewards=True)[1] == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda env: env,
+        lambda env: DummyVecEnv([lambda: env]),
+        lambda env: pytest.importorskip("stable_baselines3.common.vec_env").VecNormalize(DummyVecEnv([lambda: env])),
+    ],
+    ids=["env", "function", "normalised"],
+)
+def test_evaluations_of_unidle_need_environments_of_their_own(create: Any) -> None:
+    env = create(Counted())
+    with pytest.raises(UsageError, match="`eval_every` needs environments of its own"):
+        PPO("MlpPolicy", env, **SMALL, settings={"eval_every": 32})
+    model = PPO("MlpPolicy", make_vec_env(Choice, 1), **SMALL, settings={"eval_every": 16, "eval_episodes": 2})
+    model.learn(32)
+    records = read_records(Path(model.logger.dir) / "metrics.jsonl")
+    assert [record["step"] for record in records if "eval/return_mean" in record] == [16, 32]
+    model.set_env(env)
+    with pytest.raises(UsageError, match="`eval_every` needs environments of its own"):
+        model.learn(32)
+
+
 # -- of Stable-Baselines3 ----------------------------------------------------------------------------------------------
 
 
@@ -198,6 +250,7 @@ import sys
 sys.modules["stable_baselines3"] = None  # importing it fails
 from cli_envs import Choice
 from unidle.errors import UsageError
+from unidle.metrics.jsonl import read_records
 from unidle.sb3 import PPO, EvalCallback, evaluate_policy, make_vec_env
 env = make_vec_env(Choice, 2)
 model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, device="cpu")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from unidle.sb3.fixed_argument import FixedArgument
 from unidle.sb3.model import Model
 
 Scheduled = float | Callable[[float], float]  # a number, or a function of the part of training that remains, 1 to 0
@@ -18,6 +19,18 @@ class PPO(Model):
     """Proximal policy optimisation."""
 
     algo = "ppo"
+    n_steps = FixedArgument()
+    n_epochs = FixedArgument()
+    gae_lambda = FixedArgument()
+    clip_range = FixedArgument()
+    clip_range_vf = FixedArgument()
+    normalize_advantage = FixedArgument()
+    ent_coef = FixedArgument()
+    vf_coef = FixedArgument()
+    max_grad_norm = FixedArgument()
+    use_sde = FixedArgument()
+    sde_sample_freq = FixedArgument()
+    target_kl = FixedArgument()
 
     def __init__(
         self,
@@ -57,6 +70,16 @@ class SAC(Model):
     """Soft actor-critic."""
 
     algo = "sac"
+    buffer_size = FixedArgument()
+    learning_starts = FixedArgument()
+    tau = FixedArgument()
+    n_steps = FixedArgument("n_step")
+    train_freq = FixedArgument("n_steps")
+    gradient_steps = FixedArgument(lambda recipe: round(recipe.updates_per_iteration))
+    ent_coef = FixedArgument()
+    target_entropy = FixedArgument()
+    use_sde = FixedArgument()
+    sde_sample_freq = FixedArgument()
 
     def __init__(
         self,
@@ -98,6 +121,15 @@ class TD3(Model):
     """Twin delayed DDPG."""
 
     algo = "td3"
+    buffer_size = FixedArgument()
+    learning_starts = FixedArgument()
+    tau = FixedArgument()
+    n_steps = FixedArgument("n_step")
+    train_freq = FixedArgument("n_steps")
+    gradient_steps = FixedArgument(lambda recipe: round(recipe.updates_per_iteration))
+    policy_delay = FixedArgument()
+    target_policy_noise = FixedArgument()
+    target_noise_clip = FixedArgument()
 
     def __init__(
         self,
@@ -136,6 +168,16 @@ class DQN(Model):
     """Deep Q-learning."""
 
     algo = "dqn"
+    buffer_size = FixedArgument()
+    learning_starts = FixedArgument()
+    tau = FixedArgument()
+    n_steps = FixedArgument("n_step")
+    train_freq = FixedArgument("n_steps")
+    gradient_steps = FixedArgument(lambda recipe: round(recipe.updates_per_iteration))
+    exploration_fraction = FixedArgument()
+    exploration_final_eps = FixedArgument()
+    max_grad_norm = FixedArgument()
+    target_update_interval = FixedArgument(lambda recipe: round(recipe.target_update_interval / recipe.utd_ratio))
 
     def __init__(
         self,

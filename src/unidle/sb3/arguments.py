@@ -19,7 +19,7 @@ from unidle.config.presets import load_preset
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 
-_SCHEDULED = ("learning_rate", "clip_range")
+SCHEDULED = ("learning_rate", "clip_range")
 _EXTRACTOR = ("features_extractor_class", "features_extractor_kwargs")
 
 
@@ -55,16 +55,18 @@ def changed_arguments(algo: str, given: Mapping[str, Any], config: Config) -> Ar
 def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Schedule], NetworkFactory | None]:
     """The arguments as plain values, the schedules among them, and the network."""
     plain, schedules = dict(given), {}
-    for name in _SCHEDULED:
+    for name in SCHEDULED:
         if callable(plain.get(name)):
             schedules[name] = _checked(name, plain[name], algo)
             plain[name] = schedules[name](1.0)
     if callable(plain.get("clip_range_vf")):
         raise UsageError(f"{algo.upper()}: `clip_range_vf` is a function, but unidle keeps it constant; pass a number.")
     policy = plain.get("policy")
-    if isinstance(policy, type):
+    is_named = policy in (None, "MlpPolicy", "CnnPolicy", "MultiInputPolicy") or str(policy).endswith("LstmPolicy")
+    if isinstance(policy, type) or not is_named:
+        shown = getattr(policy, "__name__", policy)
         raise UsageError(
-            f"{algo.upper()}: the policy class {policy.__name__} is not supported; pass 'MlpPolicy', 'CnnPolicy' or "
+            f"{algo.upper()}: the policy {shown} is not supported; pass 'MlpPolicy', 'CnnPolicy' or "
             "'MultiInputPolicy', and your network as policy_kwargs['features_extractor_class']."
         )
     options = dict(plain.get("policy_kwargs") or {})
@@ -79,10 +81,20 @@ def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return plain, schedules, network
 
 
+def first_value(given: Any) -> Any:
+    """The value at the start of training: of a schedule, or the given value itself."""
+    return given(1.0) if callable(given) else given
+
+
+def is_above_zero(value: Any) -> bool:
+    """Whether it is a number above 0, as learning rates and clip ranges must be."""
+    return isinstance(value, int | float | np.number) and bool(value > 0)
+
+
 def _checked(name: str, schedule: Any, algo: str) -> Schedule:
     """A schedule whose values are numbers above 0, except at the end."""
-    start = schedule(1.0)
-    if not isinstance(start, int | float | np.number) or not start > 0:
+    start = first_value(schedule)
+    if not is_above_zero(start):
         raise UsageError(
             f"{algo.upper()}: `{name}` returns {in_brief(start)} for 1.0, the start of training; it must return a "
             "number above 0."

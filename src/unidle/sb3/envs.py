@@ -32,10 +32,11 @@ class Envs:
     n_envs: int
     vec_env: Any  # what `get_env` returns
     settings: dict[str, Any] = field(default_factory=dict)
+    are_shared: bool = False  # the user's objects, of which there are no others
 
     def begin(self) -> None:
         """A run begins."""
-        if isinstance(self.maker.factory, _Lend):
+        if isinstance(self.maker.factory, _SharedVecEnvFactory):
             self.maker.factory.begin()
 
 
@@ -48,8 +49,8 @@ def resolve_envs(env: Any) -> Envs:
     if isinstance(env, VecEnv) or adapter_for(env) is not None:
         return _of_vec_env(env)
     if isinstance(env, gymnasium.Env):
-        made = env_maker(partial(_Borrowed, env))
-        return Envs(_named(made, _name(env)), 1, DummyVecEnv([lambda: env]), _STEPS_HERE)
+        made = env_maker(partial(_SharedEnv, env))
+        return Envs(_named(made, _name(env)), 1, DummyVecEnv([lambda: env]), _STEPS_HERE, are_shared=True)
     raise UsageError(
         f"`env` is {env!r}; pass an id such as 'CartPole-v1', a gymnasium.Env, or a vector environment such as "
         "make_vec_env('CartPole-v1', n_envs=8)."
@@ -73,14 +74,16 @@ def _of_vec_env(env: Any) -> Envs:
         inner = inner.venv
     functions = inner.env_fns if isinstance(inner, VecEnv) else _functions_of_sb3(inner)
     if functions is None:
-        return Envs(_named(env_maker(_Lend(env)), type(env).__name__), int(env.num_envs), env)
+        maker = env_maker(_SharedVecEnvFactory(env))
+        return Envs(_named(maker, type(env).__name__), int(env.num_envs), env, are_shared=True)
     first, settings = functions[0], {}
     name = _name_of_function(first)
-    if any(map(_returns_an_object, functions)):
-        functions, settings = [partial(_lent, function) for function in functions], _STEPS_HERE
+    are_shared = any(map(_returns_an_object, functions))
+    if are_shared:
+        functions, settings = [partial(_shared, function) for function in functions], _STEPS_HERE
         first = functions[0]
     factory = first if all(function is first for function in functions) else PerEnv(functions)
-    return Envs(_named(env_maker(factory), name), len(functions), env, settings)
+    return Envs(_named(env_maker(factory), name), len(functions), env, settings, are_shared)
 
 
 def _returns_an_object(function: Any) -> bool:
@@ -92,8 +95,8 @@ def _returns_an_object(function: Any) -> bool:
     return any(isinstance(value, gymnasium.Env) for value in (*used.nonlocals.values(), *used.globals.values()))
 
 
-def _lent(function: Callable[[], gymnasium.Env]) -> gymnasium.Env:
-    return _Borrowed(function())
+def _shared(function: Callable[[], gymnasium.Env]) -> gymnasium.Env:
+    return _SharedEnv(function())
 
 
 def _functions_of_sb3(vec_env: Any) -> list[Callable[[], gymnasium.Env]] | None:
@@ -134,14 +137,14 @@ def _name_of_function(function: Any) -> str:
     return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
 
 
-class _Borrowed(gymnasium.Wrapper):
+class _SharedEnv(gymnasium.Wrapper):
     """The user's environment, which stays open when training is over."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
-class _Lend:
+class _SharedVecEnvFactory:
     """A factory that returns the user's vector environment, with the statistics that it had when `begin` was called.
 
     The test steps before a run must not count towards the running means of a `VecNormalize`.
@@ -156,12 +159,12 @@ class _Lend:
         self._statistics = statistics(self._venv)
 
     def __call__(self) -> VecEnv:
-        """Lend it."""
+        """Return it."""
         load_statistics(self._venv, self._statistics, freeze=False)
-        return _BorrowedVecEnv(self._venv)
+        return _SharedVecEnv(self._venv)
 
 
-class _BorrowedVecEnv(VecEnv):
+class _SharedVecEnv(VecEnv):
     """The user's vector environment, which stays open when training is over."""
 
     def __init__(self, venv: Any) -> None:

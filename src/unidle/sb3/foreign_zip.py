@@ -1,4 +1,4 @@
-"""Takes over the networks of a model that Stable-Baselines3 saved.
+"""Converts the networks of a model that Stable-Baselines3 saved.
 
 Its zip has weights, which torch reads without running code, and JSON. What is pickled in that JSON is never read.
 """
@@ -64,17 +64,17 @@ def _plain(value: Any, name: str) -> Any:
     return float(constant[1]) if constant else None
 
 
-def take_over(algo: str, state: dict[str, Any], policy: AnyPolicy, weights: Weights) -> dict[str, Any]:
-    """The untrained `state` with these weights; its optimisers are new."""
+def convert_weights(algo: str, state: dict[str, Any], policy: AnyPolicy, weights: Weights) -> dict[str, Any]:
+    """The untrained `state` with these weights; its optimisers are reset."""
     leaves = policy.obs_layout.leaves
     if len(leaves) != 1 or isinstance(policy.obs_layout.space, spaces.Dict) or "actor.log_std" in weights:
         raise UsageError(
-            "Only networks for a single observation (no Dict), without gSDE, are taken over from Stable-Baselines3; "
+            "Only networks for a single observation (no Dict), without gSDE, can be loaded from Stable-Baselines3; "
             "train this one again."
         )
     own = {name: dict(part) for name, part in state["algo"].items() if isinstance(part, dict)}
     try:
-        changed = _TAKERS[algo](own, weights, policy)
+        changed = _CONVERTERS[algo](own, weights, policy)
     except KeyError as error:
         raise UsageError(
             f"The model of Stable-Baselines3 has no {error.args[0]}: it has another network; pass the policy_kwargs "
@@ -178,4 +178,4 @@ def _dqn(own: dict[str, Weights], weights: Weights, policy: AnyPolicy) -> dict[s
     return changed
 
 
-_TAKERS = {"ppo": _ppo, "sac": _sac, "td3": _td3, "dqn": _dqn}
+_CONVERTERS = {"ppo": _ppo, "sac": _sac, "td3": _td3, "dqn": _dqn}

@@ -10,7 +10,6 @@ import inspect
 import secrets
 import signal
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,23 +23,24 @@ from unidle.algos.schedules import Schedule
 from unidle.api import fit_to_env, start
 from unidle.config import Config
 from unidle.config.presets import load_preset
-from unidle.config.settings import OffPolicyRecipe
 from unidle.config.validate import validated
 from unidle.engine.agent import Agent
 from unidle.engine.callbacks import CallbackContext
-from unidle.engine.checkpoint.run_folder import without_replay_buffer
 from unidle.engine.checkpoint.snapshot import snapshot
 from unidle.engine.placement import choose_device
 from unidle.engine.progress import Progress
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
-from unidle.sb3.arguments import changed_arguments, read_arguments
+from unidle.sb3.arguments import read_arguments
 from unidle.sb3.envs import Envs, normaliser_of, resolve_envs
-from unidle.sb3.foreign_zip import Weights, read_sb3_zip, take_over
+from unidle.sb3.fixed_argument import FixedArgument
+from unidle.sb3.foreign_zip import Weights, convert_weights, read_sb3_zip
 from unidle.sb3.logger import Logger
+from unidle.sb3.run_name import reserve_folder
+from unidle.sb3.saved_model import read_model, usable_objects, warn_of_missing, write_model
 from unidle.sb3.training import Training, as_callback
 from unidle.sb3.untrained import untrained_state
-from unidle.sb3.zip_file import File, Saved, is_own, open_zip, read_zip, write_zip
+from unidle.sb3.zip_file import File, is_own, open_zip
 
 _NEVER = 2**62  # steps between checkpoints: a model is saved by `save`
 _NOT_SETTINGS = ("self", "env", "settings", "tensorboard_log", "verbose", "__class__", "_init_setup_model")
@@ -50,6 +50,9 @@ class Model:
     """What PPO, SAC, TD3 and DQN have in common."""
 
     algo: ClassVar[str]
+    learning_rate = FixedArgument()
+    batch_size = FixedArgument()
+    gamma = FixedArgument()
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         """`arguments` are those of the constructor, by name."""
@@ -79,8 +82,9 @@ class Model:
         self._learned: dict[str, Any] | None = None  # the state
         self._agent: Agent | None = None  # made from the state
         self._context: CallbackContext | None = None  # during `learn`: where the state comes from
+        self._is_current = False  # whether the state is that of the context
         self._starts = 0  # how many runs began in new environments
-        self._run_name: str | None = None  # of the latest run
+        self._folder: Path | None = None  # of the latest run
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     # -- learning ------------------------------------------------------------------------------------------------------
@@ -99,15 +103,11 @@ class Model:
         With `reset_num_timesteps=False` the environments, the counters and the run folder continue too. `log_interval`
         has no effect: a run logs about 1000 times.
         """
+        self._refuse_while_learning("learn")
         envs = self._require_envs()
-        state, continues = self._next_state(reset=reset_num_timesteps), False
-        if state is not None:
-            continues = "collector" in state
-            self.num_timesteps = state["step"]
-        elif reset_num_timesteps:
-            self.num_timesteps = 0
-        timesteps = self.num_timesteps + int(total_timesteps)
-        config = self._run_config(timesteps, tb_log_name or type(self).__name__, continues=continues)
+        state = self._next_state(reset=reset_num_timesteps)
+        continues = state is not None and "collector" in state
+        timesteps = (state["step"] if state else 0) + int(total_timesteps)
         arguments = {
             "total_timesteps": timesteps,
             "log_interval": log_interval,
@@ -115,7 +115,8 @@ class Model:
             "reset_num_timesteps": reset_num_timesteps,
             "progress_bar": progress_bar,
         }
-        training = Training(self, as_callback(callback), arguments)
+        training = Training(self, as_callback(callback), arguments, state)
+        config = self._run_config(timesteps, tb_log_name or type(self).__name__, continues=continues)
         envs.begin()
         try:
             run = start(
@@ -129,73 +130,80 @@ class Model:
                 schedules=self._schedules,
             )
         finally:
-            self._unfollow()
+            self._detach()
         if run.stopped_by is not None:
             raise KeyboardInterrupt if run.stopped_by == signal.SIGINT else SystemExit(128 + run.stopped_by)
         return self
 
     def _next_state(self, *, reset: bool) -> dict[str, Any] | None:
-        """The state that a run starts from; without environments if they start anew."""
+        """The state that a run starts from; without environments if they are reset."""
         state = self._learned
         if state is None:
             return None
         if reset:
-            state = {"algo": state["algo"], "spaces": state["spaces"], **dataclasses.asdict(Progress())}
-        return state
+            return {"algo": state["algo"], "spaces": state["spaces"], **dataclasses.asdict(Progress())}
+        return dict(state)
 
     def _run_config(self, timesteps: int, name: str, *, continues: bool) -> Config:
         """The validated settings of a run, and the folder in which it keeps its metrics and report."""
-        parent = self.tensorboard_log
+        parent = None if self.tensorboard_log is None else Path(self.tensorboard_log)
         if parent is None:
             if self._temporary is None:
                 self._temporary = tempfile.TemporaryDirectory(prefix="unidle-", ignore_cleanup_errors=True)
-            parent = self._temporary.name
-        if not continues:
-            numbers = [0, *(int(path.name.rpartition("_")[2]) for path in Path(parent).glob(f"{name}_[0-9]*"))]
-            self._run_name = f"{name}_{max(numbers) + 1}"
-            self._starts += 1
+            parent = Path(self._temporary.name)
+        starts = self._starts if continues else self._starts + 1
         run = dataclasses.replace(
             self.config.run,
             timesteps=timesteps,
             runs_dir=str(parent),
-            run_name=self._run_name,
             tensorboard=self.tensorboard_log is not None,
             checkpoint_every=self.config.run.checkpoint_every or _NEVER,
-            seed=self.config.run.seed + self._starts - 1,  # new environments, new episodes
+            seed=self.config.run.seed + starts - 1,  # new environments, new episodes
         )
-        self.logger = Logger(str(Path(parent) / str(self._run_name)))
-        return self._validated(dataclasses.replace(self.config, run=run))
+        config = self._validated(dataclasses.replace(self.config, run=run))
+        if not continues or self._folder is None or self._folder.parent != parent:
+            self._folder = reserve_folder(parent, name)
+        self._starts, self.logger = starts, Logger(str(self._folder))
+        return config.with_run(run_name=self._folder.name)
 
     def _validated(self, config: Config) -> Config:
         envs = self._require_envs()
+        if envs.are_shared and config.run.eval_every != 0:
+            raise UsageError(
+                "`eval_every` needs environments of its own, but the model has your environment objects; pass an id or "
+                "make_vec_env(…), or evaluate with an EvalCallback."
+            )
         named = dataclasses.replace(config, run=dataclasses.replace(config.run, env=envs.maker.name))
         fitted, _ = fit_to_env(named, envs.maker)
         size = load_preset(config.run.preset or "classic").recipe.batch_size
         assert isinstance(size, int)
         return validated(fitted, size)
 
-    def follow(self, context: CallbackContext) -> None:
-        """The run has come further: for callbacks that use the model."""
-        self._context, self._learned, self._agent = context, None, None
+    def attach(self, context: CallbackContext) -> None:
+        """The run has made progress: callbacks may use the model as it is now."""
+        self._context, self._is_current, self._agent = context, False, None
         self.num_timesteps = context.record["step"]
         self.logger.write = context.log
 
-    def keep(self) -> None:
-        """The run ends: keep the state that it leaves."""
-        self._state()
+    def save_state(self) -> dict[str, Any]:
+        """Keep the state of the run, and return it."""
+        return self._state()
 
-    def _unfollow(self) -> None:
+    def _detach(self) -> None:
         self._context = None
         self.logger.write = lambda values: None
 
     def _state(self) -> dict[str, Any]:
         """The state of learning; that of an untrained model if there is none."""
-        if self._learned is None:
-            if self._context is not None:
-                self._learned = self._context.state()
-            else:
-                self._learned = untrained_state(self._validated(self.config), self._require_envs().maker, self._network)
+        if self._context is not None and not self._is_current:
+            self._learned, self._is_current = self._context.state(), True
+        elif self._learned is None:
+            self._learned = untrained_state(self._validated(self.config), self._require_envs().maker, self._network)
         return self._learned
+
+    def _refuse_while_learning(self, method: str) -> None:
+        if self._context is not None:
+            raise UsageError(f"`{method}` has no effect while `learn` is running; call it before or after.")
 
     # -- acting --------------------------------------------------------------------------------------------------------
 
@@ -254,6 +262,7 @@ class Model:
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Train in other environments from now on, which have the same spaces; as many as before."""
+        self._refuse_while_learning("set_env")
         envs = resolve_envs(env)
         if envs.n_envs != self.n_envs:
             raise UsageError(
@@ -283,6 +292,7 @@ class Model:
 
     def set_parameters(self, load_path_or_dict: Any, exact_match: bool = True, device: Any = "auto") -> None:
         """Set what `get_parameters` returned, or those of a saved model; some of them without `exact_match`."""
+        self._refuse_while_learning("set_parameters")
         given = load_path_or_dict
         if not isinstance(given, dict):
             given = type(self).load(given).get_parameters()
@@ -301,13 +311,8 @@ class Model:
 
     def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
         """Save the model, without its replay buffer, as a zip; `exclude` and `include` have no effect."""
-        state = without_replay_buffer(self._state())
-        kept = ("algo", "spaces", "env_statistics", *dataclasses.asdict(Progress()))
-        settings = dataclasses.asdict(self.config.recipe) | {"seed": self.config.run.seed + self._starts}
         needs = [*self._schedules, *(["policy_kwargs"] if self._network else [])]
-        write_zip(
-            path, Saved(self.algo, settings, needs), snapshot({name: state[name] for name in kept if name in state})
-        )
+        write_model(path, self.config, self.config.run.seed + self._starts, needs, self._state())
 
     @classmethod
     def load(
@@ -324,7 +329,9 @@ class Model:
 
         Nothing in the file is executed: schedules and custom networks, which are Python objects, are passed again.
         """
-        given = {**(custom_objects or {}), **kwargs, "device": device}
+        known = inspect.signature(cls).parameters
+        given = {**usable_objects(custom_objects, known), **kwargs, "device": device}
+        replaced = given.keys() | (custom_objects or {}).keys()
         with open_zip(path) as archive:
             if not is_own(archive):
                 arguments, pickled, weights = read_sb3_zip(archive, path)
@@ -332,65 +339,25 @@ class Model:
                     raise UsageError(
                         f"{path} is a model of Stable-Baselines3; pass its environment: load(path, env=…)."
                     )
-                _warn_of_missing([name for name in pickled if name not in given], "has its default")
-                return cls._taken_over(arguments | given | {"env": env}, weights)
-            saved, state = read_zip(archive, path)
-        if saved.algo != cls.algo:
-            raise UsageError(f"{path} is a model of {saved.algo.upper()}; load it with {saved.algo.upper()}.load.")
-        _warn_of_missing([name for name in saved.needs if name not in given], "stays at its initial value")
-        return cls._loaded(saved, state, env, given)
+                warn_of_missing(pickled, replaced, "has its default")
+                arguments = {name: value for name, value in (arguments | given).items() if name in known}
+                return cls._converted(arguments | {"env": env}, weights)
+            others = {name: given.pop(name) for name in ("verbose", "tensorboard_log") if name in given}
+            restored = read_model(archive, path, cls.algo, env, given)
+        warn_of_missing(restored.needs, replaced, "stays at its initial value")
+        model = cls.__new__(cls)
+        model._setup(restored.config, restored.envs, restored.schedules, restored.network)
+        model.verbose, model.tensorboard_log = others.get("verbose", 0), others.get("tensorboard_log")
+        model._learned, model.num_timesteps = restored.state, restored.state["step"]
+        return model
 
     @classmethod
-    def _taken_over(cls, arguments: dict[str, Any], weights: Weights) -> Self:
+    def _converted(cls, arguments: dict[str, Any], weights: Weights) -> Self:
         create: Any = cls  # a subclass, whose constructor has Stable-Baselines3's arguments
-        known = inspect.signature(cls).parameters
-        model: Self = create(**{name: value for name, value in arguments.items() if name in known})
-        model._learned = take_over(cls.algo, model._state(), model.policy, weights)
+        model: Self = create(**arguments)
+        model._learned = convert_weights(cls.algo, model._state(), model.policy, weights)
         model._agent = None
         return model
-
-    @classmethod
-    def _loaded(cls, saved: Saved, state: dict[str, Any], env: Any, given: dict[str, Any]) -> Self:
-        model = cls.__new__(cls)
-        others = {name: given.pop(name) for name in ("verbose", "tensorboard_log") if name in given}
-        settings = {**saved.settings, "preset": cls.algo if cls.algo != "ppo" else "classic", "eval_every": 0}
-        config = Config().with_values({**settings, "save_replay_buffer": False}, "model")
-        read = changed_arguments(cls.algo, given, config)
-        if "policy_kwargs" in saved.needs and read.network is None:
-            raise UsageError(
-                "The model has a custom network; pass policy_kwargs with its features_extractor_class to load."
-            )
-        envs, config = None, read.config
-        if env is not None:
-            envs = resolve_envs(env)
-            config, state = _with_n_envs(config, state, envs.n_envs)
-            config = config.with_values(envs.settings, "env")
-        model._setup(config, envs, read.schedules, read.network)
-        model.verbose, model.tensorboard_log = others.get("verbose", 0), others.get("tensorboard_log")
-        model._learned, model.num_timesteps = state, state["step"]
-        return model
-
-
-def _with_n_envs(config: Config, state: dict[str, Any], n_envs: int) -> tuple[Config, dict[str, Any]]:
-    """The settings and the state for another number of environments; as many updates per iteration as before."""
-    recipe = config.recipe
-    if n_envs == recipe.n_envs:
-        return config, state
-    algo = dict(state["algo"])
-    if isinstance(recipe, OffPolicyRecipe):
-        ratio = recipe.utd_ratio * recipe.n_envs / n_envs
-        return config.with_values({"n_envs": n_envs, "utd_ratio": ratio}, "env"), state
-    algo["return_carry"] = torch.zeros(n_envs)
-    return config.with_values({"n_envs": n_envs}, "env"), {**state, "algo": algo}
-
-
-def _warn_of_missing(names: list[str], instead: str) -> None:
-    for name in names:
-        warnings.warn(
-            f"`{name}` of the saved model is a Python object, which is not read; it {instead} unless you pass it to "
-            "load.",
-            stacklevel=3,
-        )
 
 
 def _seed(seed: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -29,36 +30,49 @@ def as_callback(callback: Any) -> Any:
 class Training:
     """The callbacks of one `learn`, called by the trainer."""
 
-    def __init__(self, model: Model, callback: Any, arguments: dict[str, Any]) -> None:
-        """`arguments` are those of `learn`, which callbacks see in `locals`."""
-        self._model, self._callback, self._arguments = model, callback, arguments
+    def __init__(
+        self, model: Model, callback: Any, arguments: dict[str, Any], initial: dict[str, Any] | None = None
+    ) -> None:
+        """`arguments` are those of `learn`, which callbacks see in `locals`; `initial` is the state to continue from.
+
+        `initial` is emptied once the trainer has restored it: a replay buffer in it would take memory during the run.
+        """
+        self._model, self._callback, self._arguments, self._initial = model, callback, arguments, initial
         self._returns, self._lengths = np.zeros(model.n_envs), np.zeros(model.n_envs, np.int64)  # of open episodes
         self._began = time.time()
+        self._has_started = False  # the callback has
 
     def callbacks(self) -> Callbacks:
         """For the trainer."""
         return Callbacks([self._on_start], [self._after_iteration], [], [self._on_end])
 
     def _on_start(self, context: CallbackContext) -> None:
-        self._model.follow(context)
+        self._model.attach(context)
+        state = self._model.save_state()
+        for env, rewards in enumerate(state["collector"].get("rewards", ())):
+            self._returns[env], self._lengths[env] = float(rewards.sum()), len(rewards)
+        if self._initial is not None:
+            self._initial.clear()
+            gc.collect()  # the previous run's trainer, which refers to itself
         if self._callback is not None:
             self._callback.init_callback(self._model)
             self._callback.on_training_start({"self": self._model, **self._arguments}, {})
+            self._has_started = True
         self._model.logger.dump()
 
     def _after_iteration(self, context: CallbackContext) -> None:
         before = self._model.num_timesteps
-        self._model.follow(context)
+        self._model.attach(context)
         if self._callback is not None and not self._call(context, before):
             context.stop()
         self._model.logger.dump()
 
     def _on_end(self, context: CallbackContext) -> None:
-        self._model.follow(context)
-        if self._callback is not None:
+        self._model.attach(context)
+        self._model.save_state()  # first: the callback may raise
+        if self._has_started:
             self._callback.on_training_end()
         self._model.logger.dump()
-        self._model.keep()
 
     def _call(self, context: CallbackContext, before: int) -> bool:
         """Call the callback for every step of the iteration; False if one asked to stop."""

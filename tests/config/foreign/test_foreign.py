@@ -355,7 +355,7 @@ def test_net_arch_is_read_in_all_forms(read: Read, net_arch: str, expected: tupl
 @pytest.mark.parametrize(
     ("net_arch", "message"),
     [
-        ("[128, dict(pi=[32], vf=[32])]", r"unidle shares all layers \(--share-trunk\) or none"),
+        ("[128, dict(pi=[32], vf=[32])]", r"unidle shares all layers \(`share_trunk`\) or none"),
         ("dict(shared=[8], pi=[32], vf=[32])", r"unidle shares all layers"),
     ],
 )

@@ -194,7 +194,7 @@ def _net_arch(value: Any, source: str, algo: str) -> dict[str, Any]:
     actor, critic = heads.pop("pi", []), heads.pop("vf" if algo == "ppo" else "qf", [])
     if layers[:-1] or heads:
         raise UsageError(
-            f"{source}: `net_arch: {value}` is not supported: unidle shares all layers (--share-trunk) or none; write "
+            f"{source}: `net_arch: {value}` is not supported: unidle shares all layers (`share_trunk`) or none; write "
             "dict(pi=[…], vf=[…]), or dict(pi=[…], qf=[…])."
         )
     if actor == critic:

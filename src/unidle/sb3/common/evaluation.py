@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from unidle.envs.vector.vector_wrappers import layers
 from unidle.errors import UsageError
+from unidle.sb3.common.monitor import Monitor
 from unidle.sb3.common.vec_env import DummyVecEnv
 
 
@@ -26,12 +29,14 @@ def evaluate_policy(
     """Play `n_eval_episodes` episodes, divided evenly between the environments.
 
     Returns the mean and standard deviation of the returns, or the lists of returns and lengths with
-    `return_episode_rewards`. Where a `Monitor` reports an episode, its return counts. `warn` has no effect.
+    `return_episode_rewards`. Under a `Monitor`, only the episodes that it reports count: an Atari life is none. `warn`
+    has no effect.
     """
     if isinstance(env, gymnasium.Env):
         single = env
         env = DummyVecEnv([lambda: single])
     n_envs: int = env.num_envs
+    is_monitored = _is_monitored(env)
     remaining = np.array([(n_eval_episodes + index) // n_envs for index in range(n_envs)])
     returns, lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
     episode_rewards: list[float] = []
@@ -48,7 +53,7 @@ def evaluate_policy(
             info, done = infos[index], bool(dones[index])
             if callback is not None:
                 callback({"i": index, "info": info, "done": done, "reward": rewards[index], "env": env}, {})
-            if done:
+            if done and (not is_monitored or "episode" in info):
                 reported = info.get("episode", {"r": returns[index], "l": lengths[index]})
                 episode_rewards.append(float(reported["r"]))
                 episode_lengths.append(int(reported["l"]))
@@ -61,3 +66,12 @@ def evaluate_policy(
     if return_episode_rewards:
         return episode_rewards, episode_lengths
     return float(np.mean(episode_rewards)), float(np.std(episode_rewards))
+
+
+def _is_monitored(env: Any) -> bool:
+    """Whether a `Monitor` or `VecMonitor`, unidle's or Stable-Baselines3's, reports the episodes."""
+    if any(type(layer).__name__ == "VecMonitor" for layer in layers(env)):
+        return True
+    theirs = sys.modules.get("stable_baselines3.common.monitor")
+    kinds = [Monitor, *([theirs.Monitor] if theirs else [])]
+    return any(env.env_is_wrapped(kind)[0] for kind in kinds)
