@@ -51,7 +51,7 @@ def test_facts_are_printed_once_and_lines_sum_over_runs(shown: tuple[GroupDispla
     assert "2 in runs/a: seed-1, seed-2" in text
     assert "2 runs  25 %  step 500 of 2k  10.0 s elapsed  return 10.00 to 30.00" in text
     assert "step 1.3k of 2k  80 steps/s  20.0 s elapsed  8.8 s left  return 12.00 to 30.00" in text
-    assert "2 runs, 1 over" in text.splitlines()[-1]
+    assert "2 runs, 1 done" in text.splitlines()[-1]
 
 
 def test_message_of_several_runs_is_shown_once(shown: tuple[GroupDisplay, Clock, io.StringIO]) -> None:

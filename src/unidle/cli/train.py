@@ -35,7 +35,7 @@ class _TrainFlags(JobFlags):
     trust: bool = False
     """With --resume: trust a run that you did not create, and import the code named in its config."""
     seeds: str | None = None
-    """Train one run per seed at the same time: how many (8), from --seed on, or which (1,2,5)."""
+    """Train several runs at the same time: their number (8: seeds from --seed on), or a list of seeds (1,2,5)."""
     quiet: bool = False
     """Show no progress, only warnings."""
     json: bool = False

@@ -171,7 +171,7 @@ class GroupDisplay:
         returns = [r for m in self._members.values() if (r := number(m.record, "rollout/return_mean")) is not None]
         spread = f"return {score(min(returns))} to {score(max(returns))}" if returns else None
         over = sum(member.is_over for member in self._members.values())
-        runs = f"{len(self._members)} runs" + (f", {over} over" if over else "")
+        runs = f"{len(self._members)} runs" + (f", {over} done" if over else "")
         return "  ".join(part for part in (f"{runs:>7}", *self._totals(now), spread) if part)
 
     def _table(self, now: float) -> Table:
@@ -189,7 +189,7 @@ class GroupDisplay:
             table.add_row(
                 member.name,
                 short_number(member.step, 4),
-                "over" if member.is_over else f"{100 * member.step // member.total} %",
+                "done" if member.is_over else f"{100 * member.step // member.total} %",
                 "–" if mean is None else score(mean),
                 "–"
                 if member.best is None

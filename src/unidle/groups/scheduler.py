@@ -1,8 +1,8 @@
 """Runs several runs in one process, in turns: whichever need not wait goes on.
 
 While the environments of one run step, another infers or learns, and their work on the GPU overlaps, because each
-learns on a stream of its own. A run's results do not depend on when it gets its turns: nothing that it computes is
-shared with another.
+learns on a stream of its own. A run's results do not depend on when it gets its turns, because it has networks,
+buffers, environments and generators of its own.
 """
 
 from __future__ import annotations
