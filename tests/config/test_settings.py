@@ -103,7 +103,7 @@ def test_with_values_does_not_modify_original() -> None:
         ("n_env", "did you mean `n_envs`?"),
         ("batchsize", "did you mean `batch_size`?"),
         ("recipes", "did you mean `recipe`?"),
-        ("zzz", "`unidle train --help` lists them all."),
+        ("zzz", "`unidle train --help-all` lists them all."),
     ],
 )
 def test_unknown_setting_error_suggests_closest_name(key: str, hint: str) -> None:

@@ -216,7 +216,7 @@ def test_factory_without_a_name_can_be_evaluated_and_resumed() -> None:
     ("seeds", "message"),
     [
         (0, "`seeds` is 0; train 1 to 1,024 runs at a time"),
-        ("1,1", "needs 1 to 1,024 different seeds"),
+        ("1,1", "`seeds` lists 1 twice; each run needs a seed of its own"),
         ("two", "--seeds is 'two'; use a number of runs (8) or a list of seeds (1,2,5)"),
         ([-1], "`seed` is -1; it must be between 0 and"),
         (True, "`seeds` is True; use a number of runs (8) or a list of seeds ([1, 2, 5])"),

@@ -118,8 +118,13 @@ def _close_group(trained: TrainedGroup, flags: _TrainFlags) -> Result | WithCode
 
         console = Console(highlight=False)
         console.print()
-        print_facts(console, group_facts(trained.summary()) | {"report": display_path(trained.report)})
+        stopped = {} if trained.stopped_by is None else _how_to_continue(trained.path)
+        print_facts(console, group_facts(trained.summary()) | {"report": display_path(trained.report)} | stopped)
     return result if trained.stopped_by is None else signalled(result, trained.stopped_by)
+
+
+def _how_to_continue(path: Path) -> dict[str, str]:
+    return {"continue": f"unidle train --resume {display_path(path)}"}
 
 
 def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | WithCode:
@@ -128,8 +133,11 @@ def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | WithCode:
     if not flags.json and not flags.quiet:
         from rich.console import Console
 
-        from unidle.report.terminal.summary import print_summary
+        from unidle.report.terminal.summary import print_facts, print_summary
 
         checkpoint = trained.folder.best_or_latest()
-        print_summary(Console(highlight=False), trained.path, report=trained.report, checkpoint=checkpoint)
+        console = Console(highlight=False)
+        print_summary(console, trained.path, report=trained.report, checkpoint=checkpoint)
+        if trained.stopped_by is not None:
+            print_facts(console, _how_to_continue(trained.path))
     return result if trained.stopped_by is None else signalled(result, trained.stopped_by)

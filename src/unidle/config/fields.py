@@ -70,7 +70,7 @@ def word_for_none(key: str) -> str:
 def unknown_key(key: str, source: str, more: Iterable[str] = (), command: str = "train") -> str:
     """The error message for a setting that does not exist; `more` are further valid names."""
     near = difflib.get_close_matches(str(key), [*SETTINGS, *SECTIONS, *more], n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"`unidle {command} --help` lists them all."
+    hint = f"did you mean `{near[0]}`?" if near else f"`unidle {command} --help-all` lists them all."
     return f"{source}: there is no setting `{key}`; {hint}"
 
 

@@ -25,7 +25,12 @@ RENAMED = {
 }
 
 # Names that other libraries have for settings: of flags, and of keyword arguments in Python.
-ALIASES = {"num_envs": "n_envs", "n_parallel_envs": "n_envs", "total_timesteps": "timesteps"}
+ALIASES = {
+    "num_envs": "n_envs",
+    "n_parallel_envs": "n_envs",
+    "total_timesteps": "timesteps",
+    "lr": "learning_rate",
+}
 
 
 def without_aliases(settings: dict[str, Any]) -> dict[str, Any]:

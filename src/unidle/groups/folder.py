@@ -91,8 +91,11 @@ def seeds_from(given: int | str | Iterable[int], config: Config) -> tuple[int, .
     seeds = tuple(map(_whole, given))
     for seed in seeds:
         check_seed(seed)
-    if not 1 <= len(seeds) <= _MAX_RUNS or len(set(seeds)) < len(seeds):
-        raise UsageError(f"`seeds` needs 1 to {_MAX_RUNS:,} different seeds.")
+    twice = [seed for seed in seeds if seeds.count(seed) > 1]
+    if twice:
+        raise UsageError(f"`seeds` lists {twice[0]} twice; each run needs a seed of its own.")
+    if not 1 <= len(seeds) <= _MAX_RUNS:
+        raise UsageError(f"`seeds` lists {len(seeds):,} seeds; train 1 to {_MAX_RUNS:,} runs at a time.")
     return seeds
 
 

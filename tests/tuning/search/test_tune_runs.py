@@ -207,7 +207,7 @@ def test_trial_trains_in_consecutive_segments() -> None:
         (["--out", "nowhere/engine.yaml"], "unidle: --out nowhere/engine.yaml cannot be written (No such file"),
         (["--wurkers", "2"], "unidle: --wurkers: there is no setting `wurkers`; did you mean `workers`?"),
         (["--budgett", "40s"], "unidle: --budgett: there is no setting `budgett`; did you mean `budget`?"),
-        (["--xyzzy", "2"], "unidle: --xyzzy: there is no setting `xyzzy`; `unidle tune --help` lists them all."),
+        (["--xyzzy", "2"], "unidle: --xyzzy: there is no setting `xyzzy`; `unidle tune --help-all` lists them all."),
         (["--workers", "many"], "unidle: --workers: `workers` must be an integer or auto, not 'many'."),
     ],
 )
