@@ -33,6 +33,14 @@ class WriteError(TrainingError):
         self.what = what
 
 
+class ResumableError(TrainingError):
+    """Training cannot continue, and all of it is saved: `what` is wrong, and how to resume."""
+
+    def __init__(self, what: str, how: str) -> None:
+        super().__init__(f"{what}\n{how}")
+        self.what = what
+
+
 # What user code may raise; SystemExit from an environment that calls sys.exit(), which must not end the run as if it
 # had succeeded.
 USER_EXCEPTIONS = (Exception, SystemExit)

@@ -15,7 +15,7 @@ import pytest
 from cli_envs import Choice
 from toy_envs import Walk
 
-from unidle.errors import UsageError
+from unidle.errors import TrainingError, UsageError
 from unidle.metrics.jsonl import read_records
 from unidle.sb3 import PPO, DummyVecEnv, Monitor, SubprocVecEnv, evaluate_policy, make_vec_env
 from unidle.sb3.envs import resolve_envs
@@ -50,6 +50,25 @@ def test_object_that_a_function_returns_is_stepped_and_stays_open() -> None:
     PPO("MlpPolicy", DummyVecEnv([lambda: env]), **SMALL).learn(32)
     assert env.steps >= 32
     assert env.closed == 0
+
+
+def test_failure_of_an_environment_says_how_to_go_on_with_the_same_model() -> None:
+    class Breaks(Counted):
+        is_broken = True
+
+        def step(self, action: Any) -> Any:
+            if self.steps >= 200 and self.is_broken:
+                raise ValueError("broken")
+            return super().step(action)
+
+    env = Breaks()
+    model = PPO("MlpPolicy", env, **SMALL)
+    with pytest.raises(TrainingError, match=r"(?s)ValueError: broken.*call learn again with reset") as caught:
+        model.learn(640)
+    assert "--" not in str(caught.value)
+    learned, env.is_broken = model.num_timesteps, False
+    model.learn(32, reset_num_timesteps=False)
+    assert model.num_timesteps == learned + 32 > 32
 
 
 @pytest.mark.parametrize("kind", [DummyVecEnv, SubprocVecEnv])
@@ -249,7 +268,7 @@ WITHOUT_SB3 = """
 import sys
 sys.modules["stable_baselines3"] = None  # importing it fails
 from cli_envs import Choice
-from unidle.errors import UsageError
+from unidle.errors import TrainingError, UsageError
 from unidle.metrics.jsonl import read_records
 from unidle.sb3 import PPO, EvalCallback, evaluate_policy, make_vec_env
 env = make_vec_env(Choice, 2)

@@ -41,7 +41,7 @@ from unidle.engine.sharing import Sharing
 from unidle.engine.turns import Turns
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import Fault
-from unidle.errors import TrainingError, UsageError, WriteError
+from unidle.errors import ResumableError, TrainingError, UsageError, WriteError
 from unidle.metrics.log import MetricLog
 from unidle.metrics.writer import MetricWriter
 from unidle.nn.actor_critic import NetworkFactory
@@ -325,9 +325,8 @@ class Trainer:
             self._saver.finish()
         except WriteError as unsaved:
             return TrainingError(f"{str(error).rstrip()}\n{unsaved}")
-        return TrainingError(
-            f"{str(error).rstrip()}\nFix it, then resume with: unidle train --resume {display_path(self._folder.path)}"
-        )
+        command = f"unidle train --resume {display_path(self._folder.path)}"
+        return ResumableError(str(error).rstrip(), f"Fix it, then resume with: {command}")
 
     def _check_finite(self, non_finite: NonFinite | None, metrics: dict[str, float]) -> None:
         recipe, checkpoints = self.config.recipe, self._folder.checkpoints

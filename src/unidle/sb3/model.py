@@ -29,7 +29,7 @@ from unidle.engine.callbacks import CallbackContext
 from unidle.engine.checkpoint.snapshot import snapshot
 from unidle.engine.placement import choose_device
 from unidle.engine.progress import Progress
-from unidle.errors import UsageError
+from unidle.errors import ResumableError, UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.sb3.arguments import read_arguments
 from unidle.sb3.envs import Envs, normaliser_of, resolve_envs
@@ -129,6 +129,9 @@ class Model:
                 state=state,
                 schedules=self._schedules,
             )
+        except ResumableError as error:
+            how = "Fix it, then call learn again with reset_num_timesteps=False."
+            raise ResumableError(error.what, how) from None
         finally:
             self._detach()
         if run.stopped_by is not None:
