@@ -36,7 +36,9 @@ def test_alias_is_a_flag_and_a_keyword(alias: str) -> None:
     name = ALIASES[alias]
     assert section_of(name)
     assert without_aliases({alias: 3, "seed": 2}) == {name: 3, "seed": 2}
-    assert normalise_flags([f"--{alias.replace('_', '-')}", "3"]) == [f"--{name.replace('_', '-')}", "3"]
+    alias_flag, flag = (f"--{each.replace('_', '-')}" for each in (alias, name))
+    assert normalise_flags([alias_flag, "3"]) == normalise_flags([flag, "3"])
+    assert normalise_flags([alias_flag, "3"])[0] == flag
     with pytest.raises(UsageError, match=f"`{alias}` is another name of `{name}`, and both are given"):
         without_aliases({name: 1, alias: 2})
 
