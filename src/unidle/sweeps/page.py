@@ -9,16 +9,15 @@ from itertools import accumulate
 from pathlib import Path
 
 from unidle.formatting import MISSING, duration, percent, score
-from unidle.report.page.cards import section
+from unidle.report.page.cards import heading, key_figures, section
+from unidle.report.page.document import document
 from unidle.report.page.phase_colours import Style
-from unidle.report.page.style import CSS
 from unidle.report.page.svg import Series, line_chart
 from unidle.sweeps.folder import SweepFolder
 from unidle.sweeps.parallel import parallel_coordinates
 from unidle.sweeps.records import TrialRecord, best_of, settings_text, value_text
 from unidle.writing import write_atomically
 
-_TABLE_CSS = ".trials td { padding-left: 14px; overflow-wrap: normal; } .card { overflow-x: auto; }"
 _BAR_HEIGHT, _BAR_WIDTH, _NAME_WIDTH = 22, 260, 170
 
 
@@ -35,27 +34,9 @@ def write_sweep_page(folder: SweepFolder, trials: Sequence[TrialRecord], importa
     else:
         sections.append('<p class="note">No trial has finished yet.</p>')
     sections.append(_table(folder, trials))
-    return write_atomically(folder.path / "report.html", _document(folder, "\n".join(sections)))
-
-
-def _document(folder: SweepFolder, body: str) -> str:
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{escape(folder.path.name)} · unidle</title>
-<style>{CSS}{_TABLE_CSS}</style>
-</head>
-<body>
-<main>
-{body}
-<footer>Generated from journal.log in {escape(str(folder.path))}</footer>
-</main>
-</body>
-</html>
-"""
+    name, body = folder.path.name, "\n".join(sections)
+    page = document(f"{name} · unidle", body, f"Generated from journal.log in {folder.path}")
+    return write_atomically(folder.path / "report.html", page)
 
 
 def _heading(folder: SweepFolder) -> str:
@@ -68,11 +49,7 @@ def _heading(folder: SweepFolder) -> str:
         "pruner": plan.pruner,
         "seeds per trial": plan.seeds_per_trial,
     }
-    shown = "".join(f"<span>{name} <b>{escape(str(value))}</b></span>" for name, value in facts.items())
-    return (
-        f'<header><div class="brand">unidle sweep report</div><h1>{escape(folder.path.name)}</h1>'
-        f'<p class="facts">{shown}</p></header>'
-    )
+    return heading("unidle sweep report", folder.path.name, facts)
 
 
 def _figures(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
@@ -84,11 +61,7 @@ def _figures(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
         ("Best return", score(returns[-1]) if returns else MISSING, f"trial {best.number}" if best else ""),
         ("Median return", score(returns[len(returns) // 2]) if returns else MISSING, "of the finished trials"),
     ]
-    cells = "".join(
-        f'<div><dt>{name}</dt><dd class="value">{escape(value)}</dd><dd class="detail">{escape(detail)}</dd></div>'
-        for name, value, detail in figures
-    )
-    return f'<dl class="figures">{cells}</dl>'
+    return key_figures(figures)
 
 
 def _history(finished: Sequence[TrialRecord]) -> str:

@@ -85,6 +85,8 @@ td {
 .card h3 { margin: 0 0 8px; font-size: 14px; }
 .tasks tr:first-child th { border-top: 0; }
 .tasks th:not(:first-child) { padding-right: 0; padding-left: 14px; text-align: right; }
+.trials td { padding-left: 14px; overflow-wrap: normal; }
+.card:has(.trials) { overflow-x: auto; }
 .runs { overflow-x: auto; }
 .runs th:not(:first-child), .runs td { padding-right: 0; padding-left: 18px; text-align: right; white-space: nowrap; }
 .runs thead th { border-top: 0; vertical-align: bottom; }
