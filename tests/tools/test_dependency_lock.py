@@ -59,7 +59,7 @@ def test_core_lock_has_what_unidle_needs_without_extras() -> None:
 
 
 def test_setup_verifies_hashes_of_all_that_it_downloads() -> None:
-    command = ["make", "--dry-run", "--always-make", "setup"]
+    command = ["make", "--no-print-directory", "--dry-run", "--always-make", "setup"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     installs = [part for line in printed.splitlines() for part in line.split("; ") if "pip install" in part]
     own = [install for install in installs if "--editable" in install]
@@ -70,7 +70,7 @@ def test_setup_verifies_hashes_of_all_that_it_downloads() -> None:
 
 
 def test_demo_installs_no_development_tools() -> None:
-    command = ["make", "--dry-run", "--always-make", "demo"]
+    command = ["make", "--no-print-directory", "--dry-run", "--always-make", "demo"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert "requirements.lock" in printed
     assert "requirements-dev.lock" not in printed

@@ -209,7 +209,7 @@ def test_run_stopped_before_two_iterations_raises(iterations: int, monkeypatch: 
 
     def stopped(trainer: Trainer) -> Path:
         """Stops before the first iteration, when a signal cannot be timed."""
-        trainer._stop()
+        trainer.stop()
         return training.train(trainer)
 
     if iterations:

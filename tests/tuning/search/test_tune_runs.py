@@ -118,7 +118,7 @@ def test_tune_speeds_up_a_slow_job_and_keeps_its_weights(tmp_path: Path) -> None
     ("how", "patience", "kind", "text"),
     [
         ("memory", 60.0, "memory", "the process was killed, probably because the system ran out of memory"),
-        ("raise", 60.0, "memory", "TrainingError: "),
+        ("raise", 60.0, "memory", "Environment "),
         ("hang", 5.0, "hang", "no response for 5 seconds"),
     ],
 )

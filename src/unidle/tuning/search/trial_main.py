@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from unidle.config.machine import limit_threads
+from unidle.errors import TrainingError, UsageError
 from unidle.subprocesses import end_with_trainer
 
 if TYPE_CHECKING:
@@ -45,9 +46,15 @@ def main() -> None:
 
         answer: tuple[str, Any] = "answer", measure_profile(config, seconds)
     except Exception as error:  # any error of the job
-        answer = _kind(error), f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'none'}"
+        answer = _kind(error), _first_line(error)
     with contextlib.suppress(OSError):
         pipe.send(answer)
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of the message, after the kind of error if it is not one of unidle's."""
+    first = str(error).splitlines()[0] if str(error) else "no message"
+    return first if isinstance(error, (TrainingError, UsageError)) else f"{type(error).__name__}: {first}"
 
 
 def _kind(error: Exception) -> str:
