@@ -88,8 +88,8 @@ class Disk:
             _fill(filler)
         elif self.kind.startswith("read-only") and self.kind not in SHARED:
             _mount("--bind", self.path, self.path)  # over the first mount, which has files open for writing
-            _mount("-o", "remount,bind,ro", self.path)
             self._undo.append(lambda: subprocess.run(["umount", "--lazy", str(self.path)]))
+            _repeat(lambda: _mount("-o", "remount,bind,ro", self.path))
         elif self.kind == FILE_SIZE:
             limit = self.rng.randrange(_MAX_FILE_BYTES)
             with contextlib.suppress(ProcessLookupError):
@@ -119,6 +119,19 @@ class Disk:
 
 def _mount(*words: object) -> None:
     subprocess.run(["mount", *map(str, words)], check=True)
+
+
+def _repeat(mount: Callable[[], None]) -> None:
+    """Call `mount` until it succeeds, for a second: a mount is busy while a file on it is open for writing."""
+    until = time.monotonic() + 1.0
+    while True:
+        try:
+            mount()
+            return
+        except subprocess.CalledProcessError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 def _fill(path: Path) -> None:
