@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from unidle.engine.turns import Turns
+from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SharedDoorbell
 from unidle.groups import scheduler
 from unidle.groups.scheduler import Member, take_turns
@@ -33,7 +34,7 @@ class Closed:
 
 
 def run(members: list[Member], bell: SharedDoorbell) -> None:
-    take_turns(members, bell, yields_core=True)
+    take_turns(members, SharedPools(len(members), bell, None), yields_core=True)
 
 
 def test_member_that_waits_lets_the_others_continue(bell: SharedDoorbell) -> None:
@@ -130,7 +131,7 @@ def test_successors_join_while_the_others_run(bell: SharedDoorbell) -> None:
         return [closed.member("next", works("next", 2))] if ended.name == "short" else []
 
     members = [closed.member("short", works("short", 1)), closed.member("long", works("long", 4))]
-    take_turns(members, bell, yields_core=True, successors=successors)
+    take_turns(members, SharedPools(len(members), bell, None), yields_core=True, successors=successors)
     assert said == ["short", "long", "long", "long", "next", "long", "next"]
     assert closed.names == ["short", "long", "next"]
 

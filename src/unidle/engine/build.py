@@ -133,7 +133,7 @@ def build_parts(
         elif share is not None and workers < (alone := choose_workers(*job, is_busy=is_busy)):
             say(fewer_workers(share, workers, alone))
         if sharing is not None and engine.workers is None:
-            workers = sharing.share_of(workers)
+            workers = min(recipe.n_envs, sharing.workers_of(workers))
         slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
         if sharing is not None:
             slices = engine.slices or 1  # while a worker waits for actions, those of other runs have its core
@@ -193,9 +193,8 @@ def make_envs(
         timeout = timeout and 3 * timeout  # each step has its own timeout, and handling one takes time too
     if workers == 0:
         return SerialEnvs(maker, env_spec, n_envs, seed, first_index, max_env_restarts=restarts)
-    # The workers of several runs are left to the scheduler. If the limit is a CPU quota, not a set of cores, other
-    # processes use these cores too.
-    uses_all_cores = sharing is None and workers >= len(os.sched_getaffinity(0)) - 1
+    # If the limit is a CPU quota, not a set of cores, other processes use these cores too.
+    uses_all_cores = workers >= len(os.sched_getaffinity(0)) - 1
     return ProcessPool(
         maker,
         env_spec,
@@ -206,9 +205,8 @@ def make_envs(
         slices,
         env_timeout=timeout,
         max_env_restarts=restarts,
-        pin_cores=uses_all_cores if engine.pin_cores is None or sharing is not None else engine.pin_cores,
-        ready=None if sharing is None else sharing.ready,
-        pools=sharing.members if sharing else 1,
+        pin_cores=uses_all_cores if engine.pin_cores is None else engine.pin_cores,
+        shared=None if sharing is None else sharing.pools,
     )
 
 

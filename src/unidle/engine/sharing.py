@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
 
+from unidle.config.machine import available_cores
 from unidle.engine.other_trainers import OtherTrainers
+from unidle.envs.pool.seats import WorkerCores
+from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SharedDoorbell
+
+_WORKERS_PER_CORE = 2  # while one waits for its run to act or to learn, the other has the core
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Resources of a group of `members` runs."""
+    """Resources of a group of runs."""
 
-    members: int
-    ready: SharedDoorbell  # rung by the workers of all members
+    pools: SharedPools
     # For the inference of all members: two kernels with a grid-wide barrier (kernels/triton/act.py) must never run at
     # the same time, because each may wait for blocks that find no room.
     inference: torch.cuda.Stream | None
@@ -24,9 +29,23 @@ class Sharing:
     @staticmethod
     def among(members: int, device: torch.device, others: OtherTrainers) -> Sharing:
         """The shared resources of so many runs on `device`."""
-        stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        return Sharing(members, SharedDoorbell(), stream, others)
+        on_gpu, cores = device.type == "cuda", os.sched_getaffinity(0)
+        # Under a quota, or next to other trainers, other processes use these cores too. Without a GPU the trainer
+        # computes as much as its workers.
+        has_cores = on_gpu and 1 < len(cores) <= available_cores() and others.share() is None
+        stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None
+        pools = SharedPools(members, SharedDoorbell(), WorkerCores(cores) if has_cores else None)
+        return Sharing(pools, stream, others)
 
-    def share_of(self, workers: int) -> int:
-        """One run's share of `workers` worker processes."""
-        return -(-workers // self.members)
+    @property
+    def members(self) -> int:
+        """Runs at a time."""
+        return self.pools.count
+
+    def share_of(self, cores: int) -> int:
+        """One run's share of `cores`."""
+        return -(-cores // self.members)
+
+    def workers_of(self, workers: int) -> int:
+        """How many worker processes each run starts, if one alone would start `workers`."""
+        return self.share_of(workers * (1 if self.pools.cores is None else _WORKERS_PER_CORE))

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
+from unidle.engine.on_stream import OnStream
 from unidle.engine.turns import IsReady, Turns
-from unidle.envs.pool.signals import SharedDoorbell
+from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.worker import SPIN_SECONDS
 
 _POLL_SECONDS = 5e-4  # between two looks at a GPU, which cannot ring
+_OWN_CORE_SPIN_SECONDS = 5e-3  # nobody else needs the core, and waking up takes as long as a step
 
 
 def _do_nothing(*_: object) -> None:
@@ -35,9 +37,12 @@ class Member:
     on_failure: Callable[[Exception], None] = _do_nothing
     error: Exception | None = None
 
+    def __post_init__(self) -> None:
+        self._on_stream = OnStream(self.stream)
+
     def take_turn(self) -> IsReady | None:
         """Continue until the run would wait next."""
-        with self._on_stream():
+        with self._on_stream:
             return next(self.turns)
 
     def end(self) -> None:
@@ -45,32 +50,34 @@ class Member:
         with contextlib.ExitStack() as end:
             end.callback(self._forget)
             end.callback(self.close)
-            end.enter_context(self._on_stream())
+            end.enter_context(self._on_stream)
             end.callback(self.turns.close)
-
-    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def _forget(self) -> None:
         self.close = _do_nothing  # a method of the run, which the member may outlive
 
 
-def _nobody(_: Member) -> Iterable[Member]:
+Successors = Callable[[Member], Iterable[Member]]
+
+
+def no_successors(_: Member) -> Iterable[Member]:
+    """No run follows one that has ended."""
     return ()
 
 
 def take_turns(
     members: Iterable[Member],
-    ready: SharedDoorbell,
+    pools: SharedPools,
     *,
     yields_core: bool,
-    successors: Callable[[Member], Iterable[Member]] = _nobody,
+    successors: Successors = no_successors,
 ) -> None:
     """Run all members to their ends; one that fails keeps its error, and leaves the others undisturbed.
 
     When a member has ended, its `successors` join the others.
     """
     waiting: dict[Member, IsReady | None] = dict.fromkeys(members)
+    spin = SPIN_SECONDS if pools.cores is None else _OWN_CORE_SPIN_SECONDS
 
     def anyone_is_ready() -> bool:
         return any(map(_is_ready, waiting.values()))
@@ -98,7 +105,7 @@ def take_turns(
                     member.error = member.error or error
                 waiting.update(dict.fromkeys(successors(member)))
             if not has_run:
-                ready.wait(anyone_is_ready, _POLL_SECONDS, SPIN_SECONDS, yields_core=yields_core)
+                pools.ready.wait(anyone_is_ready, max(_POLL_SECONDS, spin), spin, yields_core=yields_core)
 
 
 def _is_ready(is_ready: IsReady | None) -> bool:

@@ -22,7 +22,7 @@ from unidle.engine.trainer import Trainer
 from unidle.errors import TrainingError, UsageError
 from unidle.groups.display import GroupDisplay
 from unidle.groups.folder import GroupFolder
-from unidle.groups.scheduler import Member, take_turns
+from unidle.groups.scheduler import Member, Successors, no_successors, take_turns
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SharedProcess:
         interrupts = Interrupts()
         with OtherTrainers() as others, interrupts:
             sharing = Sharing.among(members, device, others)
-            with contextlib.closing(sharing.ready):
+            with contextlib.closing(sharing.pools):
                 yield SharedProcess(device, sharing, interrupts, new_run)
 
     def new_member(self, config: Config, path: Path, display: ProgressDisplay) -> tuple[Trainer, Member]:
@@ -79,10 +79,14 @@ class SharedProcess:
 
         return trainer, Member(path.name, trainer.train_in_turns(folder), stream, close, say)
 
-
-def yields_core(trainers: Iterable[Trainer]) -> bool:
-    """Whether the workers of these runs need all cores, so that the trainer must not keep one while it waits."""
-    return sum(trainer.workers for trainer in trainers) >= available_cores()
+    def take_turns(
+        self, members: Iterable[Member], trainers: Iterable[Trainer], successors: Successors = no_successors
+    ) -> None:
+        """Run the members with these trainers, and their successors, to their ends."""
+        pools = self.sharing.pools
+        # Whether the workers need all cores, so that this process must not keep one while it waits.
+        yields_core = pools.cores is None and sum(trainer.workers for trainer in trainers) >= available_cores()
+        take_turns(members, pools, yields_core=yields_core, successors=successors)
 
 
 def train_group(group: GroupFolder, configs: Sequence[Config], new_run: NewRun, display: GroupDisplay) -> GroupResult:
@@ -102,7 +106,7 @@ def train_group(group: GroupFolder, configs: Sequence[Config], new_run: NewRun, 
                 trainers.append(trainer)
                 members.append(member)
             built.pop_all()
-        take_turns(members, process.sharing.ready, yields_core=yields_core(trainers))
+        process.take_turns(members, trainers)
     errors = {member.name: member.error for member in members if member.error is not None}
     is_complete = len(members) == len(configs) and all(trainer.stopped_by is None for trainer in trainers)
     return GroupResult(errors, None if is_complete else process.interrupts.received)

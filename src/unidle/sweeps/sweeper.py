@@ -14,8 +14,8 @@ from unidle.engine.callbacks import CallbackContext
 from unidle.engine.placement import choose_device
 from unidle.engine.trainer import Trainer
 from unidle.errors import TrainingError, UsageError
-from unidle.groups.scheduler import Member, take_turns
-from unidle.groups.training import NewRun, SharedProcess, yields_core
+from unidle.groups.scheduler import Member
+from unidle.groups.training import NewRun, SharedProcess
 from unidle.report.history import number, read_history
 from unidle.sweeps.display import SweepDisplay
 from unidle.sweeps.folder import SweepFolder
@@ -85,8 +85,8 @@ class Sweeper:
                 for member in self._trials:
                     member.close()
                 raise
-            is_busy = yields_core(trainer for trial in set(self._trials.values()) for trainer in trial.trainers)
-            take_turns(members, self._process.sharing.ready, yields_core=is_busy, successors=self._successors)
+            trainers = [trainer for trial in set(self._trials.values()) for trainer in trial.trainers]
+            self._process.take_turns(members, trainers, self._successors)
             return self._process.interrupts.received
 
     def evaluated(self, context: CallbackContext) -> None:

@@ -22,6 +22,7 @@ from unidle.engine.collect.faults import FaultHandler
 from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.evaluate.play import Stopped
+from unidle.engine.on_stream import OnStream
 from unidle.engine.overlap import SliceSchedule
 from unidle.engine.sharing import Sharing
 from unidle.engine.turns import Turns
@@ -32,22 +33,6 @@ from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
 _STALL_SECONDS = 0.002  # after this, act for the ready slices, however few, so that slow ones do not delay others
 QUICK_SECONDS = 600e-6  # per step of a slice: four times what inference of a small network takes on a CPU
-
-
-class _OnStream:
-    """Context manager that launches on this stream; cheaper than torch's, which queries the current stream."""
-
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
-        self._stream = stream
-        self._before = stream and torch.cuda.current_stream(stream.device)
-
-    def __enter__(self) -> None:
-        if self._stream is not None:
-            torch.cuda.set_stream(self._stream)
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            torch.cuda.set_stream(self._before)
 
 
 class HostCollector:
@@ -78,7 +63,7 @@ class HostCollector:
         self._learner_stream = torch.cuda.current_stream(self._device) if on_gpu else None
         own = torch.cuda.Stream(self._device, priority=-1) if on_gpu and sharing is None else None
         self._stream = own if sharing is None else sharing.inference
-        self._on_stream = _OnStream(self._stream)
+        self._on_stream = OnStream(self._stream)
         self._page_lock = PageLock(envs.block) if on_gpu else None
         self._state = torch.zeros(n_envs, policy.state_size, device=self._device)
         with self._on_stream:

@@ -42,9 +42,10 @@ from unidle.envs.faults import Fault, FaultCounter
 from unidle.envs.make import EnvMaker
 from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool import worker_process as process
-from unidle.envs.pool.signals import SharedDoorbell
-from unidle.envs.pool.slot import episode_seed
-from unidle.envs.pool.worker import DONE, DONE_WITH_FAULTS, FAILED, IDLE, SPIN_SECONDS, STEP, WorkerJob, WorkerSignals
+from unidle.envs.pool.dead_worker import pending_steps, release_slices
+from unidle.envs.pool.seats import Seat
+from unidle.envs.pool.shared import SharedPools
+from unidle.envs.pool.worker import DONE, IDLE, SPIN_SECONDS, STEP, WorkerJob, WorkerSignals
 from unidle.envs.pool.worker_process import WorkerError, WorkerProcess
 from unidle.envs.shared_block import SharedBlock, map_memory, shared_memory
 from unidle.envs.spec import EnvSpec
@@ -55,7 +56,6 @@ _WAITING_CLOSING_SECONDS = 1.5  # the same for AsyncEnvs, which only wait for I/
 _STARTING_SECONDS = 120.0  # on top of `env_timeout`: a worker imports and creates its environments
 _ROTATE_SECONDS = 0.02  # between two rotations of the workers over the cores
 _DIED = object()
-_MAX_LISTED = 8  # environments listed in the message about a dead worker
 
 
 class ProcessPool:
@@ -74,13 +74,12 @@ class ProcessPool:
         env_timeout: float | None = None,
         max_env_restarts: int = 10,
         pin_cores: bool = False,
-        ready: SharedDoorbell | None = None,
-        pools: int = 1,
+        shared: SharedPools | None = None,
     ) -> None:
         """Start `workers` processes with `slices` slices each, or fewer if there are not enough environments.
 
-        A worker that spends more than `env_timeout` seconds on one slice, reset or replayed step is killed. If several
-        `pools` are served by this process in turns, their workers ring the same doorbell, `ready`.
+        A worker that spends more than `env_timeout` seconds on one slice, reset or replayed step is killed. `shared`:
+        with other pools that this process serves in turns; then `pin_cores` is not used.
         """
         self.env_spec, self.n_envs = env_spec, n_envs
         self.workers = min(workers, n_envs)
@@ -93,9 +92,10 @@ class ProcessPool:
         self._timeout = math.inf if env_timeout is None else env_timeout
         self._is_async = maker.kind == "async"
         # Trainer and workers have to share cores; other programs on these cores are not counted.
-        self.yields_core = self.workers * pools >= available_cores()
+        self.yields_core = self.workers * (1 if shared is None else shared.count) >= available_cores()
         self._fault_counter = FaultCounter(n_envs, first_index, max_env_restarts)
         self._fallback_obs: np.ndarray | None = None  # shown for an environment that could not be reset
+        self._have_envs = False
         self._next_check = 0.0
         try:
             pickled_envs = cloudpickle.dumps((maker, env_spec))
@@ -110,11 +110,19 @@ class ProcessPool:
         memory = map_memory(self._descriptor)
         self.block = SharedBlock(env_spec, n_envs, memory)
         self._signals = WorkerSignals.over(memory, start, len(self.bounds), self.workers, initialise=True)
-        if ready is not None:
-            self._signals.ready = ready
+        if shared is not None:
+            self._signals.ready = shared.ready
         self._processes: list[WorkerProcess] = []
-        self._cores = _cores_for(self.workers) if pin_cores else []
-        self._next_rotation = 0.0 if pin_cores else math.inf
+        # Asynchronous environments only wait: many workers of them can share a core without these rules.
+        self._shared_cores = None if shared is None or self._is_async else shared.cores
+        rotates = pin_cores and shared is None
+        self._cores = _cores_for(self.workers) if rotates else []
+        self._next_rotation = 0.0 if rotates else math.inf
+        self._seats: list[Seat] = []
+        if self._shared_cores is not None:
+            taken = [self._shared_cores.take() for _ in range(self.workers)]
+            self._cores, self._seats = [core for core, _ in taken], [seat for _, seat in taken]
+            self._signals.go = [*self._seats]
         try:
             for number in range(self.workers):
                 job = WorkerJob(
@@ -129,13 +137,14 @@ class ProcessPool:
                     seed=seed,
                     first_index=first_index,
                     yields_core=self.yields_core,
-                    ready=None if ready is None else ready.descriptor,
+                    ready=None if shared is None else shared.ready.descriptor,
+                    seat=self._seats[number].place if self._seats else None,
                 )
                 env_ids = job.env_ids
                 self._processes.append(WorkerProcess(job, self.block.heartbeats[env_ids.start : env_ids.stop]))
-                self._processes[-1].start()
-            self._receive_all(self._timeout + _STARTING_SECONDS)
-            self._call_all("make", [()] * self.workers, self._timeout + _STARTING_SECONDS)
+                self._start(number)
+            if shared is None:  # several pools start their workers side by side, and wait for them when they are used
+                self._make_envs()
         except BaseException:
             self.close()
             raise
@@ -188,6 +197,14 @@ class ProcessPool:
                 self._fault_counter.reset_finished(self.block, slice(*self.bounds[number]))
         return slices
 
+    def _start(self, number: int) -> None:
+        worker = self._processes[number]
+        if self._seats:
+            self._seats[number].reset()
+        worker.start()
+        if self._cores:
+            worker.move_to(self._cores[number])
+
     def _rotate_cores(self) -> None:
         """Move each worker to the next core.
 
@@ -233,10 +250,13 @@ class ProcessPool:
         """Replace a dead worker, repeatedly if the new one dies too, up to the fault limit."""
         worker = self._processes[number]
         env_ids = worker.job.env_ids
-        kind, text = error.kind, f"{error}{self._pending_steps(worker.job)}"
+        kind, text = error.kind, f"{error}{pending_steps(worker.job, self.block, self._signals.flags)}"
         worker.stop()
         self._record(worker.drain_faults())
-        self._release_slices(worker.job)
+        for env_id in release_slices(worker.job, self.block, self._signals.flags):
+            if env_id not in self.restarted:
+                self.block.final_obs[env_id] = self.block.obs[env_id]
+                self.restarted.append(env_id)
         for attempt in count(1):
             fault = Fault(self._first_index + env_ids[0], kind, text)
             self.faults.append(fault)
@@ -255,7 +275,7 @@ class ProcessPool:
         env_ids, timeout = worker.job.env_ids, self._timeout + _STARTING_SECONDS
         worker.close_pipe()
         self._signals.reset_worker(number)
-        worker.start()
+        self._start(number)
         worker.receive(timeout)
         if self._fallback_obs is None:  # no episode was started yet
             self._send_command(number, "make", ())
@@ -266,50 +286,19 @@ class ProcessPool:
         )
         return worker.receive(timeout)[1]
 
-    def _pending_steps(self, job: WorkerJob) -> str:
-        """Describe the environments with a step that the worker had not finished."""
-        block, flags = self.block, self._signals.flags
-        env_ids = [
-            env_id
-            for s in job.slices
-            if flags[s] == STEP
-            for env_id in range(*self.bounds[s])
-            if not block.skip[env_id]
-        ]
-        if not env_ids:
-            return " No step was pending."
-        named = []
-        for env_id in env_ids[:_MAX_LISTED]:
-            env, episode = self._first_index + env_id, int(block.episode[env_id])
-            named.append(f"{env} (episode {episode}, seed {episode_seed(self._seed, env, episode)})")
-        more = f" and {len(env_ids) - _MAX_LISTED} more" if len(env_ids) > _MAX_LISTED else ""
-        return f" Steps were pending in environments {', '.join(named)}{more}."
-
-    def _release_slices(self, job: WorkerJob) -> None:
-        """Mark a dead worker's slices as done and record how the episode of each environment ended."""
-        block, flags = self.block, self._signals.flags
-        for number in job.slices:
-            first, end = self.bounds[number]
-            env_ids = slice(first, end)
-            waiting = block.skip[env_ids] if flags[number] != IDLE else np.ones(end - first, np.bool_)
-            for env_id in first + np.flatnonzero(waiting):
-                if env_id not in self.restarted:
-                    block.final_obs[env_id] = block.obs[env_id]
-                    self.restarted.append(int(env_id))
-            if flags[number] in (STEP, FAILED):
-                block.retry[env_ids] |= ~waiting
-            elif flags[number] in (DONE, DONE_WITH_FAULTS):
-                cut = ~(waiting | block.retry[env_ids] | block.terminated[env_ids] | block.truncated[env_ids])
-                block.final_obs[env_ids][cut] = block.obs[env_ids][cut]
-                block.truncated[env_ids] |= cut
-                block.episode_length[env_ids][cut] = -1
-            if flags[number] != IDLE:
-                flags[number] = DONE
-
     # -- commands ------------------------------------------------------------------------------------------------------
+
+    def _make_envs(self) -> None:
+        """Create the environments in the workers, once these run; without effect if that was done."""
+        if not self._have_envs:
+            self._have_envs = True
+            timeout = self._timeout + _STARTING_SECONDS
+            self._receive_all(timeout)
+            self._call_all("make", [()] * self.workers, timeout)
 
     def start(self, episodes: np.ndarray) -> None:
         """Start the given episode in each environment."""
+        self._make_envs()
         spans = [job.env_ids for job in self._jobs()]
         parts = [(episodes[env_ids.start : env_ids.stop],) for env_ids in spans]
         self._repeat_all("start", parts)
@@ -333,6 +322,7 @@ class ProcessPool:
 
     def resume(self, points: Sequence[OpenEpisode]) -> list[Difference | None]:
         """Restore each open episode (see `EnvSlot.resume`)."""
+        self._make_envs()
         parts = [(points[job.env_ids.start : job.env_ids.stop],) for job in self._jobs()]
         answers = self._repeat_all("resume", parts)
         self._fallback_obs = self.block.obs[0].copy()
@@ -394,6 +384,10 @@ class ProcessPool:
         for worker in self._processes:
             worker.stop(max(0.0, until - time.monotonic()))
         self._processes = []
+        if self._shared_cores is not None:
+            for seat in self._seats:
+                self._shared_cores.give_back(seat)
+        self._seats = []
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,0 +1,23 @@
+"""What the pools of several runs in one process share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unidle.envs.pool.seats import WorkerCores
+from unidle.envs.pool.signals import SharedDoorbell
+
+
+@dataclass(frozen=True)
+class SharedPools:
+    """The pools that one process serves in turns."""
+
+    count: int
+    ready: SharedDoorbell  # rung by the workers of all of them
+    cores: WorkerCores | None  # None: the scheduler chooses where a worker runs
+
+    def close(self) -> None:
+        """Close what they share; once every pool is closed."""
+        self.ready.close()
+        if self.cores is not None:
+            self.cores.close()
