@@ -4,8 +4,9 @@
 
 PPO on HalfCheetah-v5, and on a CPU CartPole-v1. *one* is a single run, *processes* are K ordinary runs started
 together, *divided* the same with the cores divided among them (`--workers`), *mps* the same under NVIDIA MPS, *group*
-is one process with K seeds. Steps/s are those of all runs together, while all of them train: from `WARM_UP_S` after the
-last run's first iteration. Evaluation, checkpoints and TensorBoard are off. GPU is NVML's utilisation in that time.
+is one process with K seeds. *bare* only steps the environments of K runs, with random actions. Steps/s are those of
+all runs together, while all of them train: from `WARM_UP_S` after the last run's first iteration. Evaluation,
+checkpoints and TensorBoard are off. GPU is NVML's utilisation in that time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SETTINGS: dict[str, tuple[str, str]] = {  # preset and environment
     "beast": ("beast", "HalfCheetah-v5"),
     "classic": ("classic", "CartPole-v1"),
 }
-SIDES = ("one", "processes", "divided", "mps", "group")
+SIDES = ("one", "group", "processes", "divided", "mps", "bare")
 _TIMEOUT_S = 120.0  # until all runs train
 
 
@@ -150,6 +151,35 @@ def _steps(marks: list[tuple[float, int]], at: float) -> float:
     return float(np.interp(at, times, steps))
 
 
+def step_bare(name: str, runs: int, seconds: float) -> dict[str, float]:
+    """Steps per second of all environments without a policy: no worker ever waits for actions."""
+    import numpy as np
+
+    from unidle.config.presets import load_preset
+    from unidle.envs.make import env_maker
+    from unidle.envs.pool.process_pool import ProcessPool
+    from unidle.envs.probe import probe
+
+    preset, env = SETTINGS[name]
+    maker = env_maker(env)
+    env_spec, n_envs = probe(maker), runs * int(load_preset(preset).values["n_envs"])
+    workers = max(1, len(os.sched_getaffinity(0)) - 1)
+    pool = ProcessPool(maker, env_spec, n_envs, 0, min(workers, n_envs), slices=2)
+    try:
+        pool.start(np.zeros(n_envs, np.int64))
+        pool.block.actions[:] = np.random.default_rng(0).uniform(-1, 1, pool.block.actions.shape)
+        pool.send(list(range(len(pool.bounds))))
+        sizes, steps, began = np.diff(pool.bounds)[:, 0], 0, time.perf_counter() + WARM_UP_S
+        while time.perf_counter() < began + seconds:
+            stepped = pool.recv(1)
+            pool.send(stepped)
+            if time.perf_counter() > began:
+                steps += int(sizes[stepped].sum())
+        return {"steps_per_second": steps / (time.perf_counter() - began)}
+    finally:
+        pool.close()
+
+
 def start_mps(folder: Path) -> dict[str, str]:
     """Start NVIDIA MPS under a private directory; returns what its clients need in their environment."""
     pipes, logs = folder / "mps", folder / "mps-log"
@@ -177,20 +207,24 @@ def main() -> None:
     path = arguments.out / "many_runs.json"
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for name in arguments.settings:
-        row = result[name] = {"machine": provenance(), "measured": {}}
+        machine = provenance()
+        row = result.setdefault(name, {"machine": machine, "measured": {}})
+        if row["machine"] != machine:  # measured by another call on the same machine and code: kept
+            row = result[name] = {"machine": machine, "measured": {}}
         for side in arguments.sides:
             if side == "mps" and not shutil.which("nvidia-cuda-mps-control"):
                 print("NVIDIA MPS is not installed here", file=sys.stderr)
                 continue
             for runs in [1] if side == "one" else arguments.runs:
-                measured = measure(side, name, runs, arguments.seconds)
+                chosen = step_bare(name, runs, arguments.seconds) if side == "bare" else None
+                measured = chosen or measure(side, name, runs, arguments.seconds)
                 row["measured"][f"{side} {runs}"] = measured
                 save("many_runs", result, arguments.out)
                 base = row["measured"].get("one 1", measured)["steps_per_second"]
                 gpu = f"  GPU {measured['gpu_percent']:.0f} %" if "gpu_percent" in measured else ""
                 rate = measured["steps_per_second"]
-                started = f"start {measured['seconds_to_start']:.0f} s"
-                print(f"{name:<8}{side:<10}{runs:>3}{rate:>12,.0f}{rate / base:>7.2f}×{gpu}  {started}", flush=True)
+                started = f"  start {measured['seconds_to_start']:.0f} s" if "seconds_to_start" in measured else ""
+                print(f"{name:<8}{side:<10}{runs:>3}{rate:>12,.0f}{rate / base:>7.2f}×{gpu}{started}", flush=True)
 
 
 if __name__ == "__main__":
