@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,10 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from resumed_runs import assert_same, final_state
 
 import unidle
+from unidle.engine.other_trainers import OtherTrainers
+from unidle.engine.sharing import Sharing
+from unidle.envs.pool.seats import WorkerCores
+from unidle.envs.pool.shared import SharedPools
+from unidle.envs.pool.signals import SharedDoorbell
 from unidle.envs.pool.slot import episode_seed
 from unidle.groups.folder import GroupFolder
 
@@ -66,6 +73,17 @@ def assert_members_equal_runs_alone(name: str, **changes: Any) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_each_run_of_a_group_equals_the_run_alone(name: str) -> None:
     assert_members_equal_runs_alone(name, **ON_CPU)
+
+
+def test_workers_that_share_their_cores_change_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the trainer has a core and the workers of several runs share each of the others."""
+
+    def among(members: int, device: torch.device, others: OtherTrainers) -> Sharing:
+        cores = sorted(os.sched_getaffinity(0))
+        return Sharing(SharedPools(members, SharedDoorbell(), WorkerCores(cores[:1] * 2)), None, others)
+
+    monkeypatch.setattr(Sharing, "among", among)
+    assert_members_equal_runs_alone("overlap, workers", **ON_CPU)
 
 
 @pytest.mark.gpu

@@ -30,8 +30,10 @@ from unidle.envs.make import env_maker
 from unidle.envs.open_episode import OpenEpisode
 from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.process_pool import ProcessPool
+from unidle.envs.pool.seats import WorkerCores
 from unidle.envs.pool.serial import SerialEnvs
-from unidle.envs.pool.signals import SEMAPHORE_BYTES
+from unidle.envs.pool.shared import SharedPools
+from unidle.envs.pool.signals import SEMAPHORE_BYTES, SharedDoorbell
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.pool.worker import DONE, DONE_WITH_FAULTS, STEP, WorkerSignals
 from unidle.envs.protocol import HostEnvs
@@ -866,3 +868,24 @@ def test_sys_exit_in_an_env_is_a_fault(workers: int) -> None:
         assert fault.kind == "exception"
         assert "it called sys.exit(0)" in fault.text
         assert envs.block.retry.tolist() == [True, False]
+
+
+def test_pools_whose_workers_share_a_core_do_not_disturb_each_other(start_pool: Make) -> None:
+    """The worker that dies is the one that is awake; the others work on, and its successor joins them."""
+    cores = sorted(os.sched_getaffinity(0))
+    shared = SharedPools(2, SharedDoorbell(), WorkerCores(cores[:1] * 2))  # one core for all
+    with closing(shared):
+        first, second = (start_pool(workers=1, shared=shared) for _ in range(2))
+        for _ in range(20):
+            step_all(first)
+            step_all(second)
+        send(first, Do.HANG, Do.STEP, Do.STEP, Do.STEP)
+        step_all(second)
+        kill_worker(first, 0)
+        assert first.recv(1) == [0]
+        assert [fault.kind for fault in first.faults] == ["killed"]
+        assert second.faults == []
+        before = positions(second)
+        step_all(first)
+        step_all(second)
+        assert [step for _, step in positions(second)] == [step + 1 for _, step in before]
