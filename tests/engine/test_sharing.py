@@ -5,14 +5,16 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 import torch
 
 from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.sharing import Sharing
+from unidle.envs.make import env_maker
+from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.seats import WorkerCores
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SharedDoorbell
+from unidle.envs.probe import probe
 
 
 def test_without_a_gpu_the_scheduler_places_the_workers_and_each_run_gets_its_share(tmp_path: Path) -> None:
@@ -23,8 +25,11 @@ def test_without_a_gpu_the_scheduler_places_the_workers_and_each_run_gets_its_sh
         assert [sharing.workers_of(workers) for workers in (0, 1, 8, 9)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("members", "workers", "each"), [(1, 15, 30), (4, 15, 8), (8, 15, 4), (64, 15, 1)])
-def test_with_cores_of_their_own_two_workers_share_each(tmp_path: Path, members: int, workers: int, each: int) -> None:
-    pools = SharedPools(members, SharedDoorbell(), WorkerCores({0, 1, 2}))
+def test_with_cores_of_their_own_each_run_starts_the_workers_that_have_one(tmp_path: Path) -> None:
+    pools = SharedPools(4, SharedDoorbell(), WorkerCores(range(6), 4))
     with closing(pools):
-        assert Sharing(pools, None, OtherTrainers(tmp_path)).workers_of(workers) == each
+        assert Sharing(pools, None, OtherTrainers(tmp_path)).workers_of(5) == 5
+        maker = env_maker("CartPole-v1")
+        with closing(ProcessPool(maker, probe(maker), 8, 0, 5, shared=pools)) as pool:
+            assert pool.workers == 3  # a set of the five cores that are not the trainer's
+            assert len(pool.bounds) == 3

@@ -13,8 +13,6 @@ from unidle.envs.pool.seats import WorkerCores
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SharedDoorbell
 
-_WORKERS_PER_CORE = 2  # while one waits for its run to act or to learn, the other has the core
-
 
 @dataclass(frozen=True)
 class Sharing:
@@ -34,7 +32,7 @@ class Sharing:
         # computes as much as its workers.
         has_cores = on_gpu and 1 < len(cores) <= available_cores() and others.share() is None
         stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None
-        pools = SharedPools(members, SharedDoorbell(), WorkerCores(cores) if has_cores else None)
+        pools = SharedPools(members, SharedDoorbell(), WorkerCores(cores, members) if has_cores else None)
         return Sharing(pools, stream, others)
 
     @property
@@ -48,4 +46,4 @@ class Sharing:
 
     def workers_of(self, workers: int) -> int:
         """How many worker processes each run starts, if one alone would start `workers`."""
-        return self.share_of(workers * (1 if self.pools.cores is None else _WORKERS_PER_CORE))
+        return self.share_of(workers) if self.pools.cores is None else workers  # of which it starts those with a core

@@ -873,7 +873,7 @@ def test_sys_exit_in_an_env_is_a_fault(workers: int) -> None:
 def test_pools_whose_workers_share_a_core_do_not_disturb_each_other(start_pool: Make) -> None:
     """The worker that dies is the one that is awake; the others work on, and its successor joins them."""
     cores = sorted(os.sched_getaffinity(0))
-    shared = SharedPools(2, SharedDoorbell(), WorkerCores(cores[:1] * 2))  # one core for all
+    shared = SharedPools(2, SharedDoorbell(), WorkerCores(cores[:1] * 2, 2))  # one core for all
     with closing(shared):
         first, second = (start_pool(workers=1, shared=shared) for _ in range(2))
         for _ in range(20):

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -20,13 +20,13 @@ LONG = 20.0  # seconds; longer than any test waits
 
 @pytest.fixture
 def cores() -> Iterator[WorkerCores]:
-    cores = WorkerCores({0, 1})
+    cores = WorkerCores({0, 1}, runs=9)  # one core for all
     yield cores
     cores.close()
 
 
 def taken(cores: WorkerCores) -> Seat:
-    _, seat = cores.take()
+    [(_, seat)] = cores.take(1)
     seat.reset()
     return seat
 
@@ -157,12 +157,26 @@ def test_no_work_is_lost_among_processes(cores: WorkerCores, spin: float) -> Non
                     places[number].ring()
 
 
-def test_seats_are_taken_where_the_fewest_workers_are_and_given_back() -> None:
-    cores = WorkerCores({3, 5, 9})
-    first = [cores.take() for _ in range(4)]
-    assert [core for core, _ in first] == [5, 9, 5, 9]  # the trainer has core 3
-    assert len({(seat.place.index, seat.place.seat) for _, seat in first}) == 4
-    cores.give_back(first[1][1])
-    core, seat = cores.take()
-    assert (core, seat.place) == (9, first[1][1].place)
-    cores.close()
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [(1, [[5, 9, 11]]), (2, [[5, 9, 11]] * 2), (4, [[5, 9], [11], [5, 9], [11]]), (9, [[5], [9], [11]] * 3)],
+)
+def test_two_runs_share_each_set_of_cores(runs: int, expected: list[list[int]]) -> None:
+    with closing(WorkerCores({3, 5, 9, 11}, runs)) as cores:  # the trainer has core 3
+        taken = [cores.take(4) for _ in range(runs)]
+        assert [[core for core, _ in one] for one in taken] == expected
+        assert len({seat.place for one in taken for _, seat in one}) == sum(map(len, expected))
+
+
+def test_the_next_run_gets_the_cores_of_one_that_has_ended() -> None:
+    with closing(WorkerCores(range(5), runs=4)) as cores:
+        _, second, _, fourth = (cores.take(9) for _ in range(4))
+        for ended in (second, fourth):
+            cores.give_back([seat for _, seat in ended])
+        places = [[seat.place for _, seat in one] for one in (second, fourth)]
+        assert [[seat.place for _, seat in cores.take(9)] for _ in range(2)] == places
+
+
+def test_a_run_that_finds_no_seat_is_left_to_the_scheduler() -> None:
+    with closing(WorkerCores({0, 1}, runs=4)) as cores:
+        assert [len(cores.take(1)) for _ in range(66)] == [1] * 64 + [0] * 2

@@ -43,7 +43,6 @@ from unidle.envs.make import EnvMaker
 from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.dead_worker import pending_steps, release_slices
-from unidle.envs.pool.seats import Seat
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.worker import DONE, IDLE, SPIN_SECONDS, STEP, WorkerJob, WorkerSignals
 from unidle.envs.pool.worker_process import WorkerError, WorkerProcess
@@ -82,21 +81,6 @@ class ProcessPool:
         with other pools that this process serves in turns; then `pin_cores` is not used.
         """
         self.env_spec, self.n_envs = env_spec, n_envs
-        self.workers = min(workers, n_envs)
-        shares = split_envs(n_envs, self.workers, slices)
-        self.bounds = [bounds for share in shares for bounds in share]
-        self._owner = [worker for worker, share in enumerate(shares) for _ in share]  # of each slice
-        self.faults: list[Fault] = []
-        self.restarted: list[int] = []
-        self._seed, self._first_index = seed, first_index
-        self._timeout = math.inf if env_timeout is None else env_timeout
-        self._is_async = maker.kind == "async"
-        # Trainer and workers have to share cores; other programs on these cores are not counted.
-        self.yields_core = self.workers * (1 if shared is None else shared.count) >= available_cores()
-        self._fault_counter = FaultCounter(n_envs, first_index, max_env_restarts)
-        self._fallback_obs: np.ndarray | None = None  # shown for an environment that could not be reset
-        self._have_envs = False
-        self._next_check = 0.0
         try:
             pickled_envs = cloudpickle.dumps((maker, env_spec))
         except Exception as error:
@@ -104,6 +88,26 @@ class ProcessPool:
                 f"The environment factory cannot be sent to worker processes ({error}); "
                 "use an environment id or a module-level function, or --no-subproc."
             ) from None
+        self.workers = min(workers, n_envs)
+        self._is_async = maker.kind == "async"
+        # Asynchronous environments only wait: many workers of them can share a core without these rules.
+        self._shared_cores = None if shared is None or self._is_async else shared.cores
+        taken = [] if self._shared_cores is None else self._shared_cores.take(self.workers)
+        self._cores, self._seats = [core for core, _ in taken], [seat for _, seat in taken]  # of each worker, if any
+        self.workers = len(taken) or self.workers
+        shares = split_envs(n_envs, self.workers, slices)
+        self.bounds = [bounds for share in shares for bounds in share]
+        self._owner = [worker for worker, share in enumerate(shares) for _ in share]  # of each slice
+        self.faults: list[Fault] = []
+        self.restarted: list[int] = []
+        self._seed, self._first_index = seed, first_index
+        self._timeout = math.inf if env_timeout is None else env_timeout
+        # Trainer and workers have to share cores; other programs on these cores are not counted.
+        self.yields_core = self.workers * (1 if shared is None else shared.count) >= available_cores()
+        self._fault_counter = FaultCounter(n_envs, first_index, max_env_restarts)
+        self._fallback_obs: np.ndarray | None = None  # shown for an environment that could not be reset
+        self._have_envs = False
+        self._next_check = 0.0
         start = SharedBlock.nbytes(env_spec, n_envs)
         # Kept open for replacement workers.
         self._descriptor = shared_memory(start + WorkerSignals.nbytes(len(self.bounds), self.workers))
@@ -113,15 +117,11 @@ class ProcessPool:
         if shared is not None:
             self._signals.ready = shared.ready
         self._processes: list[WorkerProcess] = []
-        # Asynchronous environments only wait: many workers of them can share a core without these rules.
-        self._shared_cores = None if shared is None or self._is_async else shared.cores
         rotates = pin_cores and shared is None
-        self._cores = _cores_for(self.workers) if rotates else []
         self._next_rotation = 0.0 if rotates else math.inf
-        self._seats: list[Seat] = []
-        if self._shared_cores is not None:
-            taken = [self._shared_cores.take() for _ in range(self.workers)]
-            self._cores, self._seats = [core for core, _ in taken], [seat for _, seat in taken]
+        if rotates:
+            self._cores = _cores_for(self.workers)
+        if self._seats:
             self._signals.go = [*self._seats]
         try:
             for number in range(self.workers):
@@ -384,10 +384,9 @@ class ProcessPool:
         for worker in self._processes:
             worker.stop(max(0.0, until - time.monotonic()))
         self._processes = []
-        if self._shared_cores is not None:
-            for seat in self._seats:
-                self._shared_cores.give_back(seat)
-        self._seats = []
+        if self._shared_cores is not None and self._seats:
+            self._shared_cores.give_back(self._seats)
+            self._seats = []
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

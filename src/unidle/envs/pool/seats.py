@@ -21,8 +21,10 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from unidle.envs.pool.signals import SEMAPHORE_BYTES, Semaphore, fence
 from unidle.envs.shared_block import map_memory, shared_memory
@@ -30,6 +32,7 @@ from unidle.envs.shared_block import map_memory, shared_memory
 _SEATS = 64  # per core: one cache line of flags
 _CORE_BYTES = (2 + _SEATS) * _SEATS  # `pending` and `asleep` of each seat, and their semaphores
 _LOOK_SECONDS = 5e-3
+_RUNS_PER_SET = 2  # while one infers or learns, the other has the cores
 WATCH_SECONDS = 5e-3  # a worker without work watches so long before it sleeps too: no other one needs the core
 _NO, _YES = b"\0", b"\1"
 assert SEMAPHORE_BYTES == _SEATS
@@ -121,28 +124,40 @@ class WorkerCores:
     """The cores of the workers: all but the first, which is left to the trainer.
 
     A trainer that shares its core with workers that are always busy gets it too late, and every run waits.
+
+    Two runs share each set of cores. A step of a run ends when the last of its workers has stepped. If these met the
+    workers of many other runs, one of them would nearly always find its core taken.
     """
 
-    def __init__(self, cores: Iterable[int]) -> None:
-        _, *self._cores = sorted(cores)
-        self._descriptor = shared_memory(_CORE_BYTES * len(self._cores))
+    def __init__(self, cores: Iterable[int], runs: int) -> None:
+        """For up to `runs` runs at a time."""
+        _, *chosen = sorted(cores)
+        sets = max(1, min(runs // _RUNS_PER_SET, len(chosen)))
+        self._sets = [[int(core) for core in part] for part in np.array_split(chosen, sets)]
+        self._first = np.cumsum([0, *map(len, self._sets)])  # [set] the index of its first core
+        self._runs: list[set[int]] = [set() for _ in self._sets]  # [set] the seats that its runs have on each core
+        self._descriptor = shared_memory(_CORE_BYTES * len(chosen))
         self._memory = map_memory(self._descriptor)
-        self._taken: list[set[int]] = [set() for _ in self._cores]  # [index] its seats
-        for index in range(len(self._cores)):
+        for index in range(len(chosen)):
             for seat in range(_SEATS):
                 self._seat(index, seat).leave()
 
-    def take(self) -> tuple[int, Seat]:
-        """A core with as few workers as any, and a seat there."""
-        index = min(range(len(self._cores)), key=lambda index: len(self._taken[index]))
-        seat = min(set(range(_SEATS)) - self._taken[index])
-        self._taken[index].add(seat)
-        return self._cores[index], self._seat(index, seat)
+    def take(self, workers: int) -> list[tuple[int, Seat]]:
+        """Cores for one more run, and a seat on each: so many if its set has as many; none if all seats are taken."""
+        number = min(range(len(self._sets)), key=lambda one: len(self._runs[one]))
+        seat = next((one for one in range(_SEATS) if one not in self._runs[number]), None)
+        if seat is None:
+            return []
+        self._runs[number].add(seat)
+        first = int(self._first[number])
+        return [(core, self._seat(first + place, seat)) for place, core in enumerate(self._sets[number][:workers])]
 
-    def give_back(self, seat: Seat) -> None:
-        """Its worker has ended."""
-        seat.leave()
-        self._taken[seat.place.index].discard(seat.place.seat)
+    def give_back(self, seats: Sequence[Seat]) -> None:
+        """The workers of a run have ended."""
+        for seat in seats:
+            seat.leave()
+        number = int(np.searchsorted(self._first, seats[0].place.index, "right")) - 1
+        self._runs[number].discard(seats[0].place.seat)
 
     def _seat(self, index: int, seat: int) -> Seat:
         return Seat(self._memory, SeatPlace(self._descriptor, index, seat))
