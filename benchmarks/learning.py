@@ -159,7 +159,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "normalize": True,
     },
     "Catch": {
-        "timesteps": 40_000,
+        "timesteps": 100_000,
         "n_envs": 8,
         "ppo": {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "gamma": 0.99, "ent_coef": 0.01},
         "policy": {"net_arch": []},
