@@ -1,6 +1,6 @@
 """Does unidle learn as well as Stable-Baselines3? The same PPO hyper-parameters, steps and seeds on both sides.
 
-    python benchmarks/learning.py [--envs CartPole-v1 …] [--seeds 10] [--jobs 2]
+    python benchmarks/learning.py [--tasks CartPole-v1 …] [--seeds 10] [--jobs 2] [--seconds 500]
 
 Runs that are already in benchmarks/results/learning.json for the same settings are not repeated.
 The policy at the end of training (not the best one) is evaluated with the mode action in the same 50 episodes on both
@@ -10,71 +10,52 @@ SB3; bootstrap, both sides resampled independently) lies above −5 % of (SB3 �
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from machine import RESULTS, provenance, save
+import gymnasium
+from learning_envs import Catch, cartpole_without_velocities
+from run_queue import Result
+from side_by_side import TrainingReturns, evaluate, main
 
-# Hyper-parameters under their names in Stable-Baselines3; all others are its defaults, on both sides.
+_PENDULUM = {
+    "n_steps": 1024,
+    "batch_size": 64,
+    "n_epochs": 10,
+    "gamma": 0.9,
+    "gae_lambda": 0.95,
+    "learning_rate": 1e-3,
+}
+_CARTPOLE = {
+    "n_steps": 32,
+    "batch_size": 256,
+    "n_epochs": 20,
+    "gamma": 0.98,
+    "gae_lambda": 0.8,
+    "learning_rate": 1e-3,
+}
+# The network of rl-zoo's tuned MuJoCo tasks; the tasks of the settings named v4 there are v5 here.
+_MUJOCO_POLICY = {"net_arch": [256, 256], "activation": "relu", "ortho_init": False, "log_std_init": -2.0}
+
+# `ppo` has hyper-parameters under their names in Stable-Baselines3, and `policy` those of the network under their names
+# in unidle; all others are the defaults of SB3, on both sides. With `linear`, learning rate and clip range fall to 0;
+# with `normalize`, observations and rewards are divided by running statistics. `seeds` is 10 unless it is given.
 TASKS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {
-        "timesteps": 100_000,
-        "n_envs": 8,
-        "ppo": {
-            "n_steps": 32,
-            "batch_size": 256,
-            "n_epochs": 20,
-            "gamma": 0.98,
-            "gae_lambda": 0.8,
-            "learning_rate": 1e-3,
-        },
-        "linear": True,
-    },
+    # 50 seeds, because about one in fifty ends low on either side: with ten, that decides the verdict.
+    "CartPole-v1": {"timesteps": 100_000, "n_envs": 8, "ppo": _CARTPOLE, "linear": True, "seeds": 50},
     "Acrobot-v1": {
         "timesteps": 200_000,
         "n_envs": 16,
         "ppo": {"n_steps": 256, "batch_size": 128, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94},
-        "linear": False,
     },
-    "Pendulum-v1": {
-        "timesteps": 150_000,
-        "n_envs": 4,
-        "ppo": {
-            "n_steps": 1024,
-            "batch_size": 64,
-            "n_epochs": 10,
-            "gamma": 0.9,
-            "gae_lambda": 0.95,
-            "learning_rate": 1e-3,
-        },
-        "linear": False,
-    },
+    "Pendulum-v1": {"timesteps": 150_000, "n_envs": 4, "ppo": _PENDULUM},
     # rl-zoo's settings, with state-dependent exploration. unidle's unit of an action is half its range, 2 here; SB3's
     # is the environment's. A standard deviation of ½ in unidle is 1 in SB3, so both start with the same noise.
     "Pendulum-v1 gsde": {
         "timesteps": 100_000,
         "n_envs": 4,
-        "ppo": {
-            "n_steps": 1024,
-            "batch_size": 64,
-            "n_epochs": 10,
-            "gamma": 0.9,
-            "gae_lambda": 0.95,
-            "learning_rate": 1e-3,
-            "use_sde": True,
-            "sde_sample_freq": 4,
-        },
+        "ppo": {**_PENDULUM, "use_sde": True, "sde_sample_freq": 4},
         "unidle_only": {"log_std_init": -0.6931},
-        "linear": False,
     },
     "LunarLander-v3": {
         "timesteps": 1_000_000,
@@ -87,32 +68,145 @@ TASKS: dict[str, dict[str, Any]] = {
             "gae_lambda": 0.98,
             "ent_coef": 0.01,
         },
-        "linear": False,
+    },
+    # From here on rl-zoo's settings, but for the number of steps.
+    "HalfCheetah-v5": {
+        "timesteps": 300_000,
+        "n_envs": 1,
+        "ppo": {
+            "n_steps": 512,
+            "batch_size": 64,
+            "n_epochs": 20,
+            "gamma": 0.98,
+            "gae_lambda": 0.92,
+            "learning_rate": 2.0633e-05,
+            "ent_coef": 0.000401762,
+            "clip_range": 0.1,
+            "max_grad_norm": 0.8,
+            "vf_coef": 0.58096,
+        },
+        "policy": _MUJOCO_POLICY,
+        "normalize": True,
+    },
+    "Hopper-v5": {
+        "timesteps": 300_000,
+        "n_envs": 1,
+        "ppo": {
+            "n_steps": 512,
+            "batch_size": 32,
+            "n_epochs": 5,
+            "gamma": 0.999,
+            "gae_lambda": 0.99,
+            "learning_rate": 9.80828e-05,
+            "ent_coef": 0.00229519,
+            "clip_range": 0.2,
+            "max_grad_norm": 0.7,
+            "vf_coef": 0.835671,
+        },
+        "policy": _MUJOCO_POLICY,
+        "normalize": True,
+    },
+    "Walker2d-v5": {
+        "timesteps": 300_000,
+        "n_envs": 1,
+        "ppo": {
+            "n_steps": 512,
+            "batch_size": 32,
+            "n_epochs": 20,
+            "gamma": 0.99,
+            "gae_lambda": 0.95,
+            "learning_rate": 5.05041e-05,
+            "ent_coef": 0.000585045,
+            "clip_range": 0.1,
+            "max_grad_norm": 1.0,
+            "vf_coef": 0.871923,
+        },
+        "normalize": True,
+    },
+    "Ant-v5": {"timesteps": 300_000, "n_envs": 1, "ppo": {"gamma": 0.99}, "normalize": True},
+    "BipedalWalker-v3": {
+        "timesteps": 1_000_000,
+        "n_envs": 32,
+        "ppo": {
+            "n_steps": 2048,
+            "batch_size": 64,
+            "n_epochs": 10,
+            "gamma": 0.999,
+            "gae_lambda": 0.95,
+            "learning_rate": 3e-4,
+            "clip_range": 0.18,
+        },
+        "normalize": True,
+    },
+    # rl-zoo's batch size is 256, of which SB3 makes the 8 steps of a rollout.
+    "MountainCarContinuous-v0 gsde": {
+        "timesteps": 20_000,
+        "n_envs": 1,
+        "ppo": {
+            "n_steps": 8,
+            "batch_size": 8,
+            "n_epochs": 10,
+            "gamma": 0.9999,
+            "gae_lambda": 0.9,
+            "learning_rate": 7.77e-05,
+            "ent_coef": 0.00429,
+            "clip_range": 0.1,
+            "max_grad_norm": 5.0,
+            "vf_coef": 0.19,
+            "use_sde": True,
+        },
+        "policy": {"log_std_init": -3.29, "ortho_init": False},
+        "normalize": True,
+    },
+    "Catch": {
+        "timesteps": 100_000,
+        "n_envs": 8,
+        "ppo": {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "gamma": 0.99, "ent_coef": 0.01},
+        "policy": {"net_arch": []},
+    },
+    # unidle's actor and critic share the LSTM, and both train it; in rl-zoo's settings each has its own.
+    "CartPole-v1 without velocities": {
+        "timesteps": 100_000,
+        "n_envs": 8,
+        "ppo": _CARTPOLE,
+        "policy": {"net_arch": [64], "activation": "relu", "ortho_init": False},
+        "unidle_only": {"recurrent": "lstm", "recurrent_size": 64},
+        "sb3_policy": {"lstm_hidden_size": 64, "enable_critic_lstm": True},
+        "linear": True,
+        "normalize": True,
     },
 }
-EVALUATION_EPISODES = 50
-RESAMPLES = 20_000
+_OURS = {"Catch": Catch, "CartPole-v1 without velocities": cartpole_without_velocities}
 
 
-def train_unidle(name: str, seed: int) -> float:
+def make(name: str) -> gymnasium.Env:
+    """The environment of a task."""
+    return _OURS[name]() if name in _OURS else gymnasium.make(name.split()[0])
+
+
+def train_unidle(name: str, seed: int, device: str) -> Result:
     """Train with unidle; return the mean return of the final policy."""
     import unidle
     from unidle.engine.agent import read_agent
 
-    env_id, task = name.split()[0], TASKS[name]
-    settings = {**task["ppo"], "n_envs": task["n_envs"], "timesteps": task["timesteps"]}
-    settings |= task.get("unidle_only", {})
-    if task["linear"]:
+    task = TASKS[name]
+    settings = {**task["ppo"], **task.get("policy", {}), **task.get("unidle_only", {})}
+    if task.get("linear"):
         settings |= {"lr_schedule": "linear", "clip_schedule": "linear"}
+    if task.get("normalize"):
+        settings |= {"normalize_obs": True, "normalize_reward": True}
     with tempfile.TemporaryDirectory() as folder:
         run = unidle.train(
-            env=env_id,
+            env=_OURS.get(name, name.split()[0]),
             preset="classic",
             seed=seed,
+            n_envs=task["n_envs"],
+            timesteps=task["timesteps"],
+            wrappers=("side_by_side:TrainingReturns",),
             runs_dir=folder,
             eval_every=0,
             tensorboard=False,
-            device="cpu",
+            device=device,
             subproc=False,  # the cores are busy with other runs
             quiet=True,
             **settings,
@@ -120,138 +214,57 @@ def train_unidle(name: str, seed: int) -> float:
         latest = run.folder.latest()
         assert latest is not None
         agent = read_agent(latest, run.config, None)
-    return evaluate(env_id, agent.predict)
+    training = TrainingReturns.by_part(task["timesteps"] // task["n_envs"])
+    return evaluate(make(name), agent.predict, reset=agent.reset), training
 
 
-def train_sb3(name: str, seed: int) -> float:
+def train_sb3(name: str, seed: int, device: str) -> Result:
     """Train with SB3; return the mean return of the final policy."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
-    env_id, task = name.split()[0], TASKS[name]
+    task = TASKS[name]
     settings = dict(task["ppo"])
-    if task["linear"]:
+    if task.get("linear"):
         rate = settings.get("learning_rate", 3e-4)
         settings |= {"learning_rate": lambda left: left * rate, "clip_range": lambda left: left * 0.2}
-    model = PPO("MlpPolicy", make_vec_env(env_id, task["n_envs"], seed=seed), seed=seed, device="cpu", **settings)
+    network = {**task.get("policy", {}), **task.get("sb3_policy", {})}
+    if network.pop("activation", "tanh") == "relu":
+        network["activation_fn"] = torch.nn.ReLU
+    env = make_vec_env(lambda: make(name), task["n_envs"], seed=seed, wrapper_class=TrainingReturns)
+    if task.get("normalize"):
+        env = VecNormalize(env, gamma=task["ppo"].get("gamma", 0.99))
+    algorithm, policy = PPO, "CnnPolicy" if len(env.observation_space.shape or ()) == 3 else "MlpPolicy"
+    if "lstm_hidden_size" in network:
+        from sb3_contrib import RecurrentPPO
+
+        algorithm, policy = RecurrentPPO, "MlpLstmPolicy"
+    model = algorithm(policy, env, seed=seed, device=device, policy_kwargs=network or None, **settings)
     model.learn(task["timesteps"])
-    return evaluate(env_id, lambda observation: model.predict(observation, deterministic=True)[0])
+    training = TrainingReturns.by_part(task["timesteps"] // task["n_envs"])
+    player = _Player(model)
+    return evaluate(make(name), player.act, reset=player.reset), training
 
 
-def random_policy(env_id: str) -> float:
-    """Mean return of uniformly random actions."""
-    import gymnasium
+class _Player:
+    """Acts with a model of SB3, which needs normalised observations and gives back its recurrent state."""
 
-    space = gymnasium.make(env_id).action_space
-    space.seed(0)
-    return evaluate(env_id, lambda _: space.sample(), episodes=100)
+    def __init__(self, model: Any) -> None:
+        self._model, self._normalizer, self._state = model, model.get_vec_normalize_env(), None
 
+    def reset(self) -> None:
+        self._state = None
 
-def evaluate(env_id: str, act: Any, episodes: int = EVALUATION_EPISODES) -> float:
-    """Mean return over episodes with fixed seeds, the same for every policy."""
-    import gymnasium
-
-    env = gymnasium.make(env_id)
-    returns = []
-    for episode in range(episodes):
-        observation, _ = env.reset(seed=1_000_000 + episode)
-        total, ended = 0.0, False
-        while not ended:
-            observation, reward, terminated, truncated, _ = env.step(act(observation))
-            total += float(reward)
-            ended = bool(terminated or truncated)
-        returns.append(total)
-    env.close()
-    return float(np.mean(returns))
-
-
-def iqm(values: np.ndarray) -> np.ndarray:
-    """Inter-quartile mean along the last axis: the mean of the middle half, end points weighted by their share."""
-    ordered = np.sort(values, -1)
-    n = ordered.shape[-1]
-    edges = np.arange(n + 1)
-    weights = np.clip(np.minimum(edges[1:], 0.75 * n) - np.maximum(edges[:-1], 0.25 * n), 0, None)
-    return np.asarray(ordered @ weights / weights.sum())
-
-
-def compare(returns: list[float], baseline: list[float], random: float) -> dict[str, Any]:
-    """Compare the returns of unidle and of the baseline in one environment, one value per seed."""
-    rng = np.random.default_rng(0)
-    a, b = np.array(returns), np.array(baseline)
-    resampled_a = a[rng.integers(0, len(a), (RESAMPLES, len(a)))]
-    resampled_b = b[rng.integers(0, len(b), (RESAMPLES, len(b)))]
-    lower = float(np.percentile(iqm(resampled_a) - iqm(resampled_b), 2.5))
-    margin = -0.05 * (float(iqm(b)) - random)
-    return {
-        "unidle_iqm": float(iqm(a)),
-        "sb3_iqm": float(iqm(b)),
-        "random": random,
-        "difference": float(iqm(a) - iqm(b)),
-        "lower_95": lower,
-        "margin": margin,
-        "no_worse": bool(lower > margin),
-    }
-
-
-@contextlib.contextmanager
-def new_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """A new process for each run. If one fails, the runs that have not started are cancelled."""
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def main() -> None:
-    """Train both sides, alternating, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
-    arguments = parser.parse_args()
-    sides = {"unidle": train_unidle, "sb3": train_sb3}
-    earlier = arguments.out / "learning.json"
-    result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
-    with new_pool(arguments.jobs) as pool:
-        for task in arguments.envs:
-            row = result["tasks"].get(task, {})
-            if any(row.get(name) != value for name, value in TASKS[task].items()):
-                row = {**TASKS[task], "unidle": {}, "sb3": {}}
-            result["tasks"][task] = row
-            futures = {
-                pool.submit(train, task, seed): (side, str(seed))
-                for seed in range(1, arguments.seeds + 1)
-                for side, train in sides.items()
-                if str(seed) not in row[side]
-            }
-            for future in as_completed(futures):
-                side, seed = futures[future]
-                row[side][seed] = future.result()
-                print(f"{task} {side} seed {seed}: {row[side][seed]:.1f}", file=sys.stderr, flush=True)
-                save("learning", result, arguments.out)  # after each run: all of them take hours
-            if futures:
-                row["machine"] = provenance("stable-baselines3")  # a task without new runs keeps its own
-            row |= compare(list(row["unidle"].values()), list(row["sb3"].values()), random_policy(task.split()[0]))
-            save("learning", result, arguments.out)
-    print_table(result)
-
-
-def print_table(result: dict[str, Any]) -> None:
-    """One line per environment."""
-    heads = ("steps", "unidle", "SB3", "random", "lower 95 %", "margin")
-    print(f"{'environment':<16}" + "".join(f"{head:>12}" for head in heads) + "  verdict")
-    for env_id, row in result["tasks"].items():
-        if "no_worse" not in row:
-            print(f"{env_id:<16}{row['timesteps']:>12,}  not all seeds done")
-            continue
-        verdict = "no worse" if row["no_worse"] else "not shown"
-        figures = (row["unidle_iqm"], row["sb3_iqm"], row["random"], row["lower_95"], row["margin"])
-        print(f"{env_id:<16}{row['timesteps']:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + f"  {verdict}")
+    def act(self, observation: Any) -> Any:
+        if self._normalizer is not None:
+            observation = self._normalizer.normalize_obs(observation)
+        # Without a state, it is set to zero: that is a new episode.
+        action, self._state = self._model.predict(observation, state=self._state, deterministic=True)
+        return action
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, TASKS, {"unidle": train_unidle, "sb3": train_sb3}, make)

@@ -24,9 +24,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
-from learning import compare, iqm, random_policy
 from machine import RESULTS, provenance, save
+from side_by_side import compare, iqm, random_policy
 
 _SMALL = {"preset": "classic", "n_envs": 8}
 TASKS: dict[str, dict[str, Any]] = {
@@ -154,7 +155,7 @@ def main() -> None:
                 print(f"{task} {side} seed {seed}: {row[side][seed]['return']:.1f}", file=sys.stderr, flush=True)
                 save("overlap", result, arguments.out)
             strict, off = ([run["return"] for run in row[side].values()] for side in SIDES)
-            verdict = compare(strict, off, random_policy(TASKS[task]["env"]))
+            verdict = compare(strict, off, random_policy(gymnasium.make(TASKS[task]["env"])))
             row |= {"strict_iqm": verdict.pop("unidle_iqm"), "off_iqm": verdict.pop("sb3_iqm"), **verdict}
             row["chance"] = chance_of_no_worse(off, row["margin"])
             save("overlap", result, arguments.out)

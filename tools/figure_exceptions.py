@@ -44,6 +44,14 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         "50 ms of latency and pages of 30 KB",
         "iterations have 2,048,",
     ),
+    "docs/learning.md": (
+        "The *95 % interval*",
+        "*allowed*: −5 % of",
+        "of one tenth of training reaches 500",
+        "a later tenth is below 400",
+        "are below 475",
+        "The limits of 400 and 475",
+    ),
     "docs/meter.md": (
         "power is 125, 764 and 315 watts",
         "0.1 seconds by default",

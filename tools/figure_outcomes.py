@@ -7,6 +7,8 @@ from typing import Any
 
 from figure_values import number, results, rows, source, sourced, table
 
+SIDES = ("unidle", "sb3")
+
 
 def verdict(task: dict[str, Any]) -> str:
     """By the rule in README; a bound within 1 % of what is allowed may be chance."""
@@ -27,30 +29,80 @@ def off_policy_learning() -> str:
     return against_sb3("off_policy_learning", "return")
 
 
+_WORDS = {"sac": "SAC", "td3": "TD3", "dqn": "DQN", "gsde": "gSDE", "prioritised": "`--per`"}
+
+
 def against_sb3(benchmark: str, head: str) -> str:
     """A row for each task whose seeds are all done."""
-    words = {"sac": "SAC", "td3": "TD3", "dqn": "DQN", "gsde": "gSDE", "prioritised": "`--per`"}
     result = results(benchmark)
-    judged = {name: task for name, task in result["tasks"].items() if "no_worse" in task}
-    # A task without a machine was measured by the run that the file began with.
-    machines = {name: task.get("machine") or result["machine"] for name, task in judged.items()}
     return sourced(
         rows(
             [head, "steps", "seeds", "unidle", "SB3", "lower bound of the difference", "allowed", "", "measured"],
             *(
                 [
-                    ", ".join(words.get(word, word) for word in name.split()),
+                    task_name(name),
                     number(task["timesteps"]),
-                    number(len(task["unidle"])),
+                    number(task["seeds"]),
                     *(number(task[key], 1) for key in ("unidle_iqm", "sb3_iqm", "lower_95", "margin")),
                     verdict(task),
-                    machines[name]["date"],
+                    machines(task, result)[-1]["date"],
                 ]
-                for name, task in judged.items()
+                for name, task in result["tasks"].items()
             ),
         ),
-        source(f"{benchmark}.py", benchmark, machines),
+        source(f"{benchmark}.py", benchmark, [machines(task, result) for task in result["tasks"].values()]),
     )
+
+
+@table
+def learning_in_full() -> str:
+    """Every task and algorithm with intervals, means and tails."""
+    algorithms = {"learning": "PPO, ", "off_policy_learning": ""}
+    found = [
+        (algorithm, name, task, machines(task, results(benchmark)))
+        for benchmark, algorithm in algorithms.items()
+        for name, task in results(benchmark)["tasks"].items()
+    ]
+    return sourced(
+        rows(
+            [
+                *("", "steps", "seeds", "IQM: unidle", "SB3", "difference", "95 % interval", "allowed", ""),
+                *("mean: unidle", "SB3", "worst tenth: unidle", "SB3", "measured"),
+            ],
+            *(
+                [
+                    task_name(name, algorithm),
+                    number(task["timesteps"]),
+                    number(task["seeds"]),
+                    *(number(task[key], 1) for key in ("unidle_iqm", "sb3_iqm", "difference")),
+                    f"{number(task['lower_95'], 1)} to {number(task['upper_95'], 1)}",
+                    number(task["margin"], 1),
+                    verdict(task),
+                    *(number(task[f"{side}_{kind}"], 1) for kind in ("mean", "worst_decile") for side in SIDES),
+                    measured[-1]["date"],
+                ]
+                for algorithm, name, task, measured in found
+            ),
+        ),
+        *(
+            source(f"{benchmark}.py", benchmark, [measured for of, *_, measured in found if of == algorithm])
+            for benchmark, algorithm in algorithms.items()
+        ),
+    )
+
+
+def task_name(name: str, algorithm: str = "") -> str:
+    """Environment, algorithm and what is special: Pendulum-v1, SAC, `--per`."""
+    env, _, rest = name.partition(" ")
+    if rest == "without velocities":
+        env, rest = f"{env} without velocities", "LSTM"
+    words = ", ".join(_WORDS.get(word, word) for word in rest.split())
+    return f"{env}, {algorithm}{words}".strip(", ")
+
+
+def machines(task: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of a row, the latest one last; a row without one was measured by the run that the file began with."""
+    return task.get("machines") or [task.get("machine") or result["machine"]]
 
 
 @table

@@ -192,6 +192,30 @@ def off_policy() -> list[str]:
     ]
 
 
+@page("docs/learning.md")
+def learning() -> list[str]:
+    """How often CartPole's policy falls back."""
+    result = results("learning")
+    # The row with training returns: in `unfinished` until all of its seeds are done.
+    row = result["unfinished"].get("CartPole-v1") or result["tasks"]["CartPole-v1"]
+    sides = [(row[side], row["training"][side]) for side in ("unidle", "sb3")]
+    fell = [f"{sum(map(fell_back, training.values()))} of {len(training)} seeds" for _, training in sides]
+    low = [
+        f"{sum(end < 475 for end in ends.values())} of {len(ends)}, the lowest at {min(ends.values()):.0f}"
+        for ends, _ in sides
+    ]
+    return [
+        f"That happened to {fell[0]} with unidle and {fell[1]} with Stable-Baselines3.",
+        f"At the end {low[0]}, with unidle, and {low[1]}, with Stable-Baselines3, are below 475.",
+    ]
+
+
+def fell_back(training: list[float | None]) -> bool:
+    """Whether a part of training is below 400 after one in which nearly every episode reached 500."""
+    means = [mean for mean in training if mean is not None]
+    return any(mean < 400 and max(means[:i], default=0) >= 495 for i, mean in enumerate(means))
+
+
 @page("docs/overlap.md")
 def overlap() -> list[str]:
     """HalfCheetah against bare stepping, the race, and tails of returns."""

@@ -11,7 +11,7 @@ from paths import BENCHMARKS, ROOT
 sys.path.insert(0, str(ROOT / "tools"))
 import figures
 from figure_exceptions import CONSTANTS, OTHER_TABLES
-from figure_sentences import SENTENCES
+from figure_sentences import SENTENCES, fell_back
 from figure_values import TABLES
 
 TEXTS = {page: (ROOT / page).read_text() for page in figures.PAGES}
@@ -114,3 +114,18 @@ def test_unknown_table_and_missing_sentence_are_named() -> None:
 def test_exception_that_is_gone_is_named() -> None:
     with pytest.raises(ValueError, match=r"docs/spaces\.md no longer has 'divided by 255'; remove it from tools/"):
         figures.untied("docs/spaces.md", TEXTS["docs/spaces.md"].replace("divided by 255", "divided"))
+
+
+@pytest.mark.parametrize(
+    ("training", "fell"),
+    [
+        ([80.0, 500.0, 380.0, 500.0], True),
+        ([80.0, 495.0, None, 399.0], True),
+        ([80.0, 500.0, 420.0, 500.0], False),
+        ([80.0, 494.0, 380.0, 500.0], False),
+        ([500.0, 500.0], False),
+        ([None, None], False),
+    ],
+)
+def test_policy_fell_back_if_mean_drops_after_it_had_solved_task(training: list[float | None], fell: bool) -> None:
+    assert fell_back(training) is fell
