@@ -1,0 +1,140 @@
+"""The documentation as a site: it builds strictly, its links hold, and it loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import yaml
+from paths import ROOT
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BUILD = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+
+
+class Reader(HTMLParser):
+    """What a page links to, what it loads, its anchors, and its paragraphs and list items as text."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.texts: list[str] = []
+        self.in_text = False
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.anchors |= {found["id"]} if "id" in found else set()
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        elif "src" in found or (tag == "link" and "href" in found):
+            self.loads.append(found.get("src") or found["href"])
+        if tag in ("p", "li", "td", "pre"):
+            self.texts.append("")
+            self.in_text = tag != "pre"
+
+    def handle_data(self, data: str) -> None:
+        if self.in_text:
+            self.texts[-1] += data
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*BUILD, "--config-file", str(config), "--site-dir", str(site)],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Reader]:
+    """Every page of the site, read."""
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", folder)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    pages = [page for page in folder.rglob("*.html") if page.name != "404.html"]
+    return {page: Reader(page) for page in pages}
+
+
+def page(site: dict[Path, Reader], name: str) -> Reader:
+    return next(reader for path, reader in site.items() if path.name == name)
+
+
+def test_every_page_of_the_docs_is_in_the_site(site: dict[Path, Reader]) -> None:
+    pages = {path.stem for path in site}
+    assert {path.stem for path in (ROOT / "docs").rglob("*.md")} | {"index", "changelog"} <= pages
+
+
+def test_links_and_anchors_have_targets(site: dict[Path, Reader]) -> None:
+    broken = []
+    for path, reader in site.items():
+        for link in [*reader.links, *reader.loads]:
+            name, _, anchor = unquote(link).partition("#")
+            if re.match(r"\w+:", name):
+                continue
+            target = (path.parent / name).resolve() if name else path
+            lacks_anchor = anchor and anchor not in site[target].anchors if target in site else False
+            if not target.exists() or lacks_anchor:
+                broken.append(f"{path.name}: {link}")
+    assert broken == []
+
+
+def test_pages_load_nothing_from_elsewhere(site: dict[Path, Reader]) -> None:
+    loaded = [link for reader in site.values() for link in reader.loads]
+    assert loaded
+    assert [link for link in loaded if re.match(r"(\w+:)?//", link)] == []
+
+
+def test_lists_and_tables_are_rendered(site: dict[Path, Reader]) -> None:
+    raw = re.compile(r"(?:^|\n)(?:[-*] |\d+\. \w|\| |#+ |```)")
+    assert [text for reader in site.values() for text in reader.texts if raw.search(text)] == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_search_works_in_a_page_opened_from_its_file(site: dict[Path, Reader]) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    index = next(path for path in site if path.name == "index.html")
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
+    problems: list[str] = []
+    with playwright.sync_playwright() as driver, driver.chromium.launch(executable_path=CHROMIUM, args=sandbox) as one:
+        page = one.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith("file:") else problems.append(asked.url))
+        page.goto(index.as_uri())
+        page.get_by_placeholder("Search").first.click()
+        page.keyboard.type("micro-batches")
+        page.locator(".md-search-result a", has_text="gradient accumulation").first.click()
+        page.wait_for_url(re.compile(r"/tune\.html"))
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[x](nowhere.md)", "link 'nowhere.md', but the target is not found"),
+        ("[x](tune.md#nowhere)", "does not contain an anchor '#nowhere'"),
+        ("[x](../benchmarks/nowhere.py)", "benchmarks/nowhere.py is linked in the docs, but is no file"),
+    ],
+)
+def test_broken_link_fails_the_build(text: str, message: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    with (tmp_path / "docs" / "seeds.md").open("a") as page:
+        page.write(f"\n{text}\n")
+    config = {"INHERIT": str(ROOT / "mkdocs.yml"), "hooks": [str(ROOT / "tools" / "site_hooks.py")]}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config))
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode == 1
+    assert message in done.stderr
