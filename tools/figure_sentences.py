@@ -30,6 +30,21 @@ def count(value: int) -> str:
 
 @page("README.md")
 def readme() -> list[str]:
+    """HalfCheetah against SB3, with a GPU and without."""
+    settings, on_host = results("cpu_bound")["settings"], results("two_cores")["training"]
+    ratios = [
+        settings[preset][side]["steps_per_second"] / settings[preset]["sb3"]["steps_per_second"]
+        for preset, side in (("fast", "off"), ("heavy", "off"), ("beast", "strict"))  # the default of each
+    ]
+    without = on_host["unidle"]["steps_per_second"] / on_host["sb3 dummy"]["steps_per_second"]
+    return [
+        f"PPO trains [{min(ratios):.1f} to {max(ratios):.1f} times](docs/benchmarks.md#halfcheetah-on-a-gpu) as fast",
+        f"[{without:.1f} times](docs/benchmarks.md#two-cores-without-a-gpu) as fast on two cores",
+    ]
+
+
+@page("docs/benchmarks.md")
+def benchmarks() -> list[str]:
     """Speed-ups on a slower machine, seconds to a score, updates of SAC, MT10."""
     slower = results("cpu_bound")["also"]["settings"]
     gains = [slower[setting]["strict"]["steps_per_second"] for setting in ("beast", "wide")]
@@ -42,7 +57,7 @@ def readme() -> list[str]:
     runs, paper = mt10()["mt10-paper-1024"], results("metaworld_training")["paper"]
     early = mean(success_at(run, 2_000_000) for run in runs.values())
     return [
-        f"were [{number(beast, 1)} and {number(wide, 1)}](docs/overlap.md#what-it-gains) times as fast",
+        f"were [{number(beast, 1)} and {number(wide, 1)}](overlap.md#what-it-gains) times as fast",
         f"SB3 was faster on {sum(ours > theirs for ours, theirs in pairs)} of {len(pairs)} seeds",
         f"the policy reaches 475 after {min(solved):.2f} to {max(solved):.2f} s ({count(len(solved))} seeds",
         f"{small[0]} against {small[1]} with Stable-Baselines3 at batch size 512, and {large[0]} against "
