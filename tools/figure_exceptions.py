@@ -38,6 +38,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "docs/features.md": ("with 95 % confidence", "summing to 100 %"),
     "docs/faults.md": ("(300 seconds;", "start at 1,048,576"),
     "docs/get-started.md": ("Python 3.11, 3.12 or 3.13",),
+    "docs/idle-gpu.md": ("a single thread reads 100 %",),
     "docs/io-bound.md": (
         "up to about 32 MB per topic",
         "50 ms of latency and pages of 30 KB",
@@ -58,11 +59,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         "is set to 0.2 ms",
         "much shorter than 0.1 s",
     ),
-    "docs/networks.md": ("default 0.01", "from 0 to 255"),
-    "docs/off-policy.md": (
-        "two hidden layers of 400 and 300, a learning rate of 0.001",
-        "2 × `--action-limit`",
-        "(512 over ten tasks:",
+    "docs/metaworld.md": (
         "for each task 128 transitions",
         "a warm-up of 40,000 and one update per 10 steps (MT50: 200,000,",
         "±5,000",
@@ -70,6 +67,13 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         "τ 0.005",
         "of the 20 million in `mt10-paper-1024`, 480 in",
         "at 2 million steps",
+    ),
+    "docs/migrating.md": ("with 1.5 × the value",),
+    "docs/networks.md": ("default 0.01", "from 0 to 255"),
+    "docs/off-policy.md": (
+        "two hidden layers of 400 and 300, a learning rate of 0.001",
+        "2 × `--action-limit`",
+        "(512 over ten tasks:",
         "an actor of 256,256",
     ),
     "docs/overlap.md": (
@@ -94,7 +98,6 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
 OTHER_TABLES = frozenset(
     {
         "| | file | what happens |",
-        "| setting | default | meaning |",
         "| env_kwargs | default | meaning |",
         "| exit code | meaning |",
         "| level | map | scouts, carriers, relays | survivors | battery | fog | comms range | steps |",

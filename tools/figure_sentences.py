@@ -162,17 +162,9 @@ def meter() -> list[str]:
     ]
 
 
-@page("docs/off-policy.md")
-def off_policy() -> list[str]:
-    """Meta-World, learning and updates."""
-    tasks, updates = results("off_policy_learning")["tasks"], results("off_policy")["batch_sizes"]
-    small, large = ([number(mean(updates[size][side])) for side in ("unidle", "sb3")] for size in ("512", "1280"))
-    cartpole, lander = tasks["CartPole-v1 dqn prioritised"], tasks["LunarLander-v3 dqn"]
-    prioritised = tasks["LunarLander-v3 dqn prioritised"]
-    low = [sum(value < 450 for value in cartpole[side].values()) for side in ("unidle", "sb3")]
-    ends = [
-        f"between {min(values):.0f} and {max(values):.0f}" for values in (lander[s].values() for s in ("unidle", "sb3"))
-    ]
+@page("docs/metaworld.md")
+def metaworld() -> list[str]:
+    """Stepping, and the longest run."""
     longest = mt10()["mt10-paper-1024"]["4"]
     last = longest["evaluations"][-1]
     shortest = min(run["steps"] for run in mt10()["mt10-paper-1024"].values())
@@ -191,13 +183,28 @@ def off_policy() -> list[str]:
         f"counted up to then, the run made {number(evaluated)} steps/s.",
         f"20 million steps would take {20e6 / longest['steps_per_second'] / 60:.0f} minutes, or "
         f"{20e6 / evaluated / 60:.0f} with their evaluations",
+        f"and end after {shortest / 1e6:.0f} to {longest['steps'] / 1e6:.1f} million of its 20 million steps",
+    ]
+
+
+@page("docs/off-policy.md")
+def off_policy() -> list[str]:
+    """Learning and updates."""
+    tasks, updates = results("off_policy_learning")["tasks"], results("off_policy")["batch_sizes"]
+    small, large = ([number(mean(updates[size][side])) for side in ("unidle", "sb3")] for size in ("512", "1280"))
+    cartpole, lander = tasks["CartPole-v1 dqn prioritised"], tasks["LunarLander-v3 dqn"]
+    prioritised = tasks["LunarLander-v3 dqn prioritised"]
+    low = [sum(value < 450 for value in cartpole[side].values()) for side in ("unidle", "sb3")]
+    ends = [
+        f"between {min(values):.0f} and {max(values):.0f}" for values in (lander[s].values() for s in ("unidle", "sb3"))
+    ]
+    return [
         f"{count(low[0])} of {len(cartpole['unidle'])} seeds end below 450 with `--per`, and {count(low[1])} with",
         f"seeds end {ends[0]} with unidle, and {ends[1]} with Stable-Baselines3",
         f"With {len(lander['unidle'])} seeds, a loss of more than {-lander['lower_95']:.2f} is ruled out, and 5 % are "
         f"{-lander['margin']:.2f}.",
         f"(against {len(prioritised['sb3'])} seeds, {prioritised['sb3_iqm']:.1f}), a loss of more than "
         f"{-prioritised['lower_95']:.0f} is ruled out",
-        f"and end after {shortest / 1e6:.0f} to {longest['steps'] / 1e6:.1f} million of its 20 million steps",
         f"({results('off_policy')['machine']['date']}, [`off_policy.py`]",
         f"unidle makes {small[0]} updates/s at batch size 512, against {small[1]} for Stable-Baselines3's `train()` "
         f"alone, and {large[0]} against {large[1]} at 1,280: {updates['512']['ratio']:.0f} and "
