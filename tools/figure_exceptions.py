@@ -56,6 +56,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         "begin 2.5 s after",
         "shorter than 0.2 ms",
         "busy for 90 % of the remaining time",
+        "*GPU-bound* means 90 %",
         "is set to 0.2 ms",
         "much shorter than 0.1 s",
     ),
@@ -77,7 +78,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         "an actor of 256,256",
     ),
     "docs/overlap.md": (
-        "one seed, 30 seconds of training",
+        "One seed, 30 seconds of training",
         "`gae_lambda` of 0.8 instead of 0.95; with 0.8,",
         "decided to run 100",
     ),

@@ -57,7 +57,7 @@ def benchmarks() -> list[str]:
     runs, paper = mt10()["mt10-paper-1024"], results("metaworld_training")["paper"]
     early = mean(success_at(run, 2_000_000) for run in runs.values())
     return [
-        f"were [{number(beast, 1)} and {number(wide, 1)}](overlap.md#what-it-gains) times as fast",
+        f"were [{number(beast, 1)} and {number(wide, 1)}](overlap.md#speed) times as fast",
         f"SB3 was faster on {sum(ours > theirs for ours, theirs in pairs)} of {len(pairs)} seeds",
         f"the policy reaches 475 after {min(solved):.2f} to {max(solved):.2f} s ({count(len(solved))} seeds",
         f"{small[0]} against {small[1]} with Stable-Baselines3 at batch size 512, and {large[0]} against "
@@ -200,7 +200,7 @@ def off_policy() -> list[str]:
     ]
     return [
         f"{count(low[0])} of {len(cartpole['unidle'])} seeds end below 450 with `--per`, and {count(low[1])} with",
-        f"seeds end {ends[0]} with unidle, and {ends[1]} with Stable-Baselines3",
+        f"Seeds end {ends[0]} with unidle, and {ends[1]} with Stable-Baselines3",
         f"With {len(lander['unidle'])} seeds, a loss of more than {-lander['lower_95']:.2f} is ruled out, and 5 % are "
         f"{-lander['margin']:.2f}.",
         f"(against {len(prioritised['sb3'])} seeds, {prioritised['sb3_iqm']:.1f}), a loss of more than "
@@ -239,12 +239,12 @@ def overlap() -> list[str]:
     return [
         f"training reaches {wide / ceiling:.2f} of the speed of bare stepping (the same environments in 15 processes "
         f"that do nothing else: {number(ceiling)} steps/s), and is {wide / sb3:.1f} times as fast as SB3's `beast`",
-        f"these figures were {old_wide / old_ceiling:.2f} and {old_wide / old_sb3:.1f} times ({number(old_wide)} "
+        f"1024 environments reached {old_wide / old_ceiling:.2f} and {old_wide / old_sb3:.1f} times ({number(old_wide)} "
         f"steps/s, against {number(old_ceiling)} for bare stepping and {number(old_sb3)} for SB3), and `beast` was "
         f"{old_beast / old_sb3:.1f} times as fast",
         f"{count(len(repeated))} measurements of `beast` with the same code on one such machine differ by up to "
         f"{percent(max(repeated) / min(repeated) - 1)} ({again['machine']['date']},",
-        f"training reaches only {beast['steps_per_second'] / few:.2f} of bare stepping ({number(few)})",
+        f"training reaches only {beast['steps_per_second'] / few:.2f} of bare stepping** ({number(few)})",
         f"After {curves['strict'][-1][0]:.0f} seconds, strict has learned from {millions['strict']:.1f} million steps, "
         f"off from {millions['off']:.1f} million and Stable-Baselines3 from {millions['sb3']:.2f} million.",
         f"Strict reached a return of 500 after {reached['strict', 500]:.0f} seconds and 1,000 after "
