@@ -15,28 +15,28 @@ def speed_in_short() -> str:
 
     def row(work: str, unit: str, sides: list[float], other: str, page: str, ratio: float | None = None) -> list[str]:
         ours, theirs = (number(side, 1 if side < 100 else 0) for side in sides)
-        faster = times(ratio or sides[0] / sides[1])
-        return [work, f"{ours} {unit}", f"{theirs} {unit}, {other}", f"[{faster}](docs/{page})"]
+        faster = number(ratio or sides[0] / sides[1], 1)
+        return [work, f"{ours} {unit}", f"{theirs} {unit}, {other}", f"[{faster} ×](docs/{page})"]
 
     first, last = (seconds[side]["median_seconds"] for side in ("unidle", "sb3"))
     return rows(
-        ["", "unidle", "the other side", ""],
+        ["PPO on", "unidle", "the other side", "faster by"],
         row(
-            f"PPO, HalfCheetah-v5, preset `beast`, {gpu}",
+            f"HalfCheetah-v5, preset `beast`, {gpu}",
             "steps/s",
             [cheetah[side]["steps_per_second"] for side in ("strict", "sb3")],
             "Stable-Baselines3",
             "benchmarks.md#halfcheetah-on-a-gpu",
         ),
         row(
-            f"PPO, HalfCheetah-v5, preset `classic`, {cores}",
+            f"HalfCheetah-v5, preset `classic`, {cores}",
             "steps/s",
             [on_host[side]["steps_per_second"] for side in ("unidle", "sb3 dummy")],
             "Stable-Baselines3",
             "benchmarks.md#two-cores-without-a-gpu",
         ),
         row(
-            f"PPO, CartPole-v1 to a mean return of 475, {cores}",
+            f"CartPole-v1 to a mean return of 475, {cores}",
             "s",
             [first, last],
             "Stable-Baselines3",
@@ -44,14 +44,14 @@ def speed_in_short() -> str:
             last / first,
         ),
         row(
-            f"PPO, crawling a website with 50 ms latency, {gpu}",
+            f"crawling a website with 50 ms latency, {gpu}",
             "steps/s",
             [crawling[side]["steps_per_second"] for side in ("unidle 2048", "sb3 32")],
             "Stable-Baselines3 with 32 processes",
             "io-bound.md#pages-are-read-once",
         ),
         row(
-            "PPO, 4,096 CartPoles on the GPU, one H200",
+            "4,096 CartPoles on the GPU, one H200",
             "M steps/s",
             [rates(on_device[side]) / 1e6 for side in ("unidle", "jax")],
             "PureJaxRL-style JAX",

@@ -27,7 +27,7 @@ PAGES = {
     "benchmarks/README.md": "benchmark-scripts.md",
 }
 _SOURCES = {uri: path for path, uri in PAGES.items()}
-_REFERENCE = re.compile(r"<!-- reference: ([\w-]+) -->")
+_REFERENCE = re.compile(r"<!-- reference: ([\w-]+) -->\n.*?<!-- /reference -->", re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 
 

@@ -1,6 +1,7 @@
 """The reference pages of the site: commands from parsers, settings from dataclasses, Python from docstrings.
 
-A page in docs/ names one of them in a comment, `<!-- reference: commands -->`, which site_hooks.py replaces.
+A page in docs/ has a place for one of them, `<!-- reference: commands -->` to `<!-- /reference -->`, which site_hooks.py
+replaces.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_each_row_of_the_short_table_links_to_a_section_with_its_source() -> Non
 @pytest.mark.parametrize(
     ("page", "figure", "other"),
     [
-        ("README.md", "| [13.2 times faster]", "| [31.2 times faster]"),
+        ("README.md", "| [13.2 ×]", "| [31.2 ×]"),
         ("README.md", "8.9 to 16.0 times", "8.9 to\n17.0 times"),
         ("docs/benchmarks.md", "| −82.9 |", "| 82.9 |"),
         ("docs/benchmarks.md", "2,613 against 80", "9,613 against 80"),

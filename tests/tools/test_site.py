@@ -11,6 +11,7 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -119,6 +120,11 @@ def test_pages_load_nothing_from_elsewhere(site: dict[Path, Reader]) -> None:
     loaded = [link for reader in site.values() for link in reader.loads]
     assert loaded
     assert [link for link in loaded if re.match(r"(\w+:)?//", link)] == []
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.stem)
+def test_picture_is_well_formed(picture: Path) -> None:
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 
 
 def test_lists_and_tables_are_rendered(site: dict[Path, Reader]) -> None:
