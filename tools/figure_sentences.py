@@ -239,8 +239,9 @@ def overlap() -> list[str]:
     return [
         f"training reaches {wide / ceiling:.2f} of the speed of bare stepping (the same environments in 15 processes "
         f"that do nothing else: {number(ceiling)} steps/s), and is {wide / sb3:.1f} times as fast as SB3's `beast`",
-        f"1024 environments reached {old_wide / old_ceiling:.2f} and {old_wide / old_sb3:.1f} times ({number(old_wide)} "
-        f"steps/s, against {number(old_ceiling)} for bare stepping and {number(old_sb3)} for SB3), and `beast` was "
+        f"1024 environments reached {old_wide / old_ceiling:.2f} and {old_wide / old_sb3:.1f} times "
+        f"({number(old_wide)} steps/s, against {number(old_ceiling)} for bare stepping and {number(old_sb3)} for SB3), "
+        "and `beast` was "
         f"{old_beast / old_sb3:.1f} times as fast",
         f"{count(len(repeated))} measurements of `beast` with the same code on one such machine differ by up to "
         f"{percent(max(repeated) / min(repeated) - 1)} ({again['machine']['date']},",

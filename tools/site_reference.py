@@ -1,7 +1,7 @@
 """The reference pages of the site: commands from parsers, settings from dataclasses, Python from docstrings.
 
-A page in docs/ has a place for one of them, `<!-- reference: commands -->` to `<!-- /reference -->`, which site_hooks.py
-replaces.
+A page in docs/ has a place for one of them, from `<!-- reference: commands -->` to `<!-- /reference -->`, which
+site_hooks.py fills.
 """
 
 from __future__ import annotations
