@@ -1,4 +1,4 @@
-# make setup · make demo · make test; each sets up what it needs.
+# make setup · make demo · make test · make docs; each sets up what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ INSTALL = $(BIN)/pip install --quiet --require-hashes --only-binary :all: --no-d
 EDITABLE = $(BIN)/pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 NEEDS_CUDA = $(BIN)/python -c 'from importlib.metadata import requires; exit("nvidia" not in str(requires("torch")))'
 
-.PHONY: setup demo test lint format figures lock
+.PHONY: setup demo test lint format docs figures lock
 
 setup: $(VENV)/installed
 
@@ -50,6 +50,10 @@ lint: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The documentation as a site in site/; a broken link is an error. Open site/index.html.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # After a benchmark: the tables and figures of README.md and docs/ from benchmarks/results/.
 figures: setup

@@ -21,6 +21,7 @@ import numpy as np
 from cpu_bound import ENV, sb3_model
 from machine import RESULTS, provenance, save
 
+from unidle.report.page.phase_colours import series_style
 from unidle.report.page.svg import Series, line_chart, standalone
 
 SIDES = {"sb3": "Stable-Baselines3", "off": "unidle", "strict": "unidle, --overlap strict"}
@@ -90,9 +91,11 @@ def race_sb3(seed: int, seconds: float, changes: dict[str, Any]) -> Curve:
 
 def draw(curves: dict[str, Curve], seed: int, gpu: str | None) -> str:
     """All sides in one chart."""
+    colours = {"strict": 0, "sb3": 1, "off": 2}  # unidle's first colour, as in other pictures
     series = [
-        Series(SIDES[side], [point[0] for point in curve], [point[2] for point in curve])
-        for side, curve in curves.items()
+        Series(SIDES[side], [point[0] for point in curve], [point[2] for point in curve], style=series_style(colour))
+        for side, colour in colours.items()
+        for curve in [curves[side]]
     ]
     size = (720, 330)
     title = f"{ENV}, preset beast, {gpu or 'CPU'}, seed {seed}"

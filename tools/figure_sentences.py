@@ -30,6 +30,21 @@ def count(value: int) -> str:
 
 @page("README.md")
 def readme() -> list[str]:
+    """HalfCheetah against SB3, with a GPU and without."""
+    settings, on_host = results("cpu_bound")["settings"], results("two_cores")["training"]
+    ratios = [
+        settings[preset][side]["steps_per_second"] / settings[preset]["sb3"]["steps_per_second"]
+        for preset, side in (("fast", "off"), ("heavy", "off"), ("beast", "strict"))  # the default of each
+    ]
+    without = on_host["unidle"]["steps_per_second"] / on_host["sb3 dummy"]["steps_per_second"]
+    return [
+        f"PPO trains [{min(ratios):.1f} to {max(ratios):.1f} times](docs/benchmarks.md#halfcheetah-on-a-gpu) as fast",
+        f"[{without:.1f} times](docs/benchmarks.md#two-cores-without-a-gpu) as fast on two cores",
+    ]
+
+
+@page("docs/benchmarks.md")
+def benchmarks() -> list[str]:
     """Speed-ups on a slower machine, seconds to a score, updates of SAC, MT10."""
     slower = results("cpu_bound")["also"]["settings"]
     gains = [slower[setting]["strict"]["steps_per_second"] for setting in ("beast", "wide")]
@@ -42,7 +57,7 @@ def readme() -> list[str]:
     runs, paper = mt10()["mt10-paper-1024"], results("metaworld_training")["paper"]
     early = mean(success_at(run, 2_000_000) for run in runs.values())
     return [
-        f"were [{number(beast, 1)} and {number(wide, 1)}](docs/overlap.md#what-it-gains) times as fast",
+        f"were [{number(beast, 1)} and {number(wide, 1)}](overlap.md#speed) times as fast",
         f"SB3 was faster on {sum(ours > theirs for ours, theirs in pairs)} of {len(pairs)} seeds",
         f"the policy reaches 475 after {min(solved):.2f} to {max(solved):.2f} s ({count(len(solved))} seeds",
         f"{small[0]} against {small[1]} with Stable-Baselines3 at batch size 512, and {large[0]} against "
@@ -147,17 +162,9 @@ def meter() -> list[str]:
     ]
 
 
-@page("docs/off-policy.md")
-def off_policy() -> list[str]:
-    """Meta-World, learning and updates."""
-    tasks, updates = results("off_policy_learning")["tasks"], results("off_policy")["batch_sizes"]
-    small, large = ([number(mean(updates[size][side])) for side in ("unidle", "sb3")] for size in ("512", "1280"))
-    cartpole, lander = tasks["CartPole-v1 dqn prioritised"], tasks["LunarLander-v3 dqn"]
-    prioritised = tasks["LunarLander-v3 dqn prioritised"]
-    low = [sum(value < 450 for value in cartpole[side].values()) for side in ("unidle", "sb3")]
-    ends = [
-        f"between {min(values):.0f} and {max(values):.0f}" for values in (lander[s].values() for s in ("unidle", "sb3"))
-    ]
+@page("docs/metaworld.md")
+def metaworld() -> list[str]:
+    """Stepping, and the longest run."""
     longest = mt10()["mt10-paper-1024"]["4"]
     last = longest["evaluations"][-1]
     shortest = min(run["steps"] for run in mt10()["mt10-paper-1024"].values())
@@ -176,13 +183,28 @@ def off_policy() -> list[str]:
         f"counted up to then, the run made {number(evaluated)} steps/s.",
         f"20 million steps would take {20e6 / longest['steps_per_second'] / 60:.0f} minutes, or "
         f"{20e6 / evaluated / 60:.0f} with their evaluations",
+        f"and end after {shortest / 1e6:.0f} to {longest['steps'] / 1e6:.1f} million of its 20 million steps",
+    ]
+
+
+@page("docs/off-policy.md")
+def off_policy() -> list[str]:
+    """Learning and updates."""
+    tasks, updates = results("off_policy_learning")["tasks"], results("off_policy")["batch_sizes"]
+    small, large = ([number(mean(updates[size][side])) for side in ("unidle", "sb3")] for size in ("512", "1280"))
+    cartpole, lander = tasks["CartPole-v1 dqn prioritised"], tasks["LunarLander-v3 dqn"]
+    prioritised = tasks["LunarLander-v3 dqn prioritised"]
+    low = [sum(value < 450 for value in cartpole[side].values()) for side in ("unidle", "sb3")]
+    ends = [
+        f"between {min(values):.0f} and {max(values):.0f}" for values in (lander[s].values() for s in ("unidle", "sb3"))
+    ]
+    return [
         f"{count(low[0])} of {len(cartpole['unidle'])} seeds end below 450 with `--per`, and {count(low[1])} with",
-        f"seeds end {ends[0]} with unidle, and {ends[1]} with Stable-Baselines3",
+        f"Seeds end {ends[0]} with unidle, and {ends[1]} with Stable-Baselines3",
         f"With {len(lander['unidle'])} seeds, a loss of more than {-lander['lower_95']:.2f} is ruled out, and 5 % are "
         f"{-lander['margin']:.2f}.",
         f"(against {len(prioritised['sb3'])} seeds, {prioritised['sb3_iqm']:.1f}), a loss of more than "
         f"{-prioritised['lower_95']:.0f} is ruled out",
-        f"and end after {shortest / 1e6:.0f} to {longest['steps'] / 1e6:.1f} million of its 20 million steps",
         f"({results('off_policy')['machine']['date']}, [`off_policy.py`]",
         f"unidle makes {small[0]} updates/s at batch size 512, against {small[1]} for Stable-Baselines3's `train()` "
         f"alone, and {large[0]} against {large[1]} at 1,280: {updates['512']['ratio']:.0f} and "
@@ -241,12 +263,13 @@ def overlap() -> list[str]:
     return [
         f"training reaches {wide / ceiling:.2f} of the speed of bare stepping (the same environments in 15 processes "
         f"that do nothing else: {number(ceiling)} steps/s), and is {wide / sb3:.1f} times as fast as SB3's `beast`",
-        f"these figures were {old_wide / old_ceiling:.2f} and {old_wide / old_sb3:.1f} times ({number(old_wide)} "
-        f"steps/s, against {number(old_ceiling)} for bare stepping and {number(old_sb3)} for SB3), and `beast` was "
+        f"1024 environments reached {old_wide / old_ceiling:.2f} and {old_wide / old_sb3:.1f} times "
+        f"({number(old_wide)} steps/s, against {number(old_ceiling)} for bare stepping and {number(old_sb3)} for SB3), "
+        "and `beast` was "
         f"{old_beast / old_sb3:.1f} times as fast",
         f"{count(len(repeated))} measurements of `beast` with the same code on one such machine differ by up to "
         f"{percent(max(repeated) / min(repeated) - 1)} ({again['machine']['date']},",
-        f"training reaches only {beast['steps_per_second'] / few:.2f} of bare stepping ({number(few)})",
+        f"training reaches only {beast['steps_per_second'] / few:.2f} of bare stepping** ({number(few)})",
         f"After {curves['strict'][-1][0]:.0f} seconds, strict has learned from {millions['strict']:.1f} million steps, "
         f"off from {millions['off']:.1f} million and Stable-Baselines3 from {millions['sb3']:.2f} million.",
         f"Strict reached a return of 500 after {reached['strict', 500]:.0f} seconds and 1,000 after "

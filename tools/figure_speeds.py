@@ -6,6 +6,61 @@ from figure_values import number, percent, rates, results, rows, source, sourced
 
 
 @table
+def speed_in_short() -> str:
+    """One row per kind of work; each links to a table with machine, date and caveats."""
+    cheetah, on_host = results("cpu_bound")["settings"]["beast"], results("two_cores")["training"]
+    seconds, crawling = results("time_to_score")["sides"], results("io_bound_gpu")["sides"]
+    on_device = results("gpu_resident")["n_envs"]["4096"]
+    gpu, cores = "one H200 with 16 cores", "two cores"
+
+    def row(work: str, unit: str, sides: list[float], other: str, page: str, ratio: float | None = None) -> list[str]:
+        ours, theirs = (number(side, 1 if side < 100 else 0) for side in sides)
+        faster = number(ratio or sides[0] / sides[1], 1)
+        return [work, f"{ours} {unit}", f"{theirs} {unit}, {other}", f"[{faster} ×](docs/{page})"]
+
+    first, last = (seconds[side]["median_seconds"] for side in ("unidle", "sb3"))
+    return rows(
+        ["PPO on", "unidle", "the other side", "faster by"],
+        row(
+            f"HalfCheetah-v5, preset `beast`, {gpu}",
+            "steps/s",
+            [cheetah[side]["steps_per_second"] for side in ("strict", "sb3")],
+            "Stable-Baselines3",
+            "benchmarks.md#halfcheetah-on-a-gpu",
+        ),
+        row(
+            f"HalfCheetah-v5, preset `classic`, {cores}",
+            "steps/s",
+            [on_host[side]["steps_per_second"] for side in ("unidle", "sb3 dummy")],
+            "Stable-Baselines3",
+            "benchmarks.md#two-cores-without-a-gpu",
+        ),
+        row(
+            f"CartPole-v1 to a mean return of 475, {cores}",
+            "s",
+            [first, last],
+            "Stable-Baselines3",
+            "benchmarks.md#two-cores-without-a-gpu",
+            last / first,
+        ),
+        row(
+            f"crawling a website with 50 ms latency, {gpu}",
+            "steps/s",
+            [crawling[side]["steps_per_second"] for side in ("unidle 2048", "sb3 32")],
+            "Stable-Baselines3 with 32 processes",
+            "io-bound.md#pages-are-read-once",
+        ),
+        row(
+            "4,096 CartPoles on the GPU, one H200",
+            "M steps/s",
+            [rates(on_device[side]) / 1e6 for side in ("unidle", "jax")],
+            "PureJaxRL-style JAX",
+            "benchmarks.md#cartpole-on-the-gpu",
+        ),
+    )
+
+
+@table
 def speed_on_a_gpu() -> str:
     """HalfCheetah and crawling against SB3, and how busy the GPU is."""
     cheetah, crawling = results("cpu_bound")["settings"], results("io_bound_gpu")["sides"]

@@ -1,4 +1,4 @@
-"""unidle: reinforcement learning that never lets the GPU wait."""
+"""unidle: train RL policies faster on the hardware you have, and see what your GPU waits for."""
 
 import sys
 import warnings

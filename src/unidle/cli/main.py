@@ -51,7 +51,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 _HELP = f"""usage: unidle COMMAND [OPTIONS]
 
-Reinforcement learning that never lets the GPU wait.
+Train RL policies faster on the hardware you have, and see what your GPU waits for.
 
 commands:
 {chr(10).join(f"  {name:<11} {text}" for name, text in COMMANDS.items())}

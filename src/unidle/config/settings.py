@@ -1,6 +1,6 @@
 """The settings: those that affect learning (one recipe per algorithm), those that affect only speed (engine), the run.
 
-The docstring of a field is its `--help` text and its row in docs/recipe-and-engine.md.
+The docstring of a field is its `--help` text and its row in the settings page of the docs.
 """
 
 from __future__ import annotations
