@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from unidle.cli.flags import Result, normalise_flags, parse, peek, replace_renamed_flags, wants_help
 from unidle.cli.job import JobFlags, job_of, with_env_flag
@@ -31,7 +32,7 @@ class _TrainFlags(JobFlags):
     """
 
     resume: Path | None = None
-    """Run folder to resume from its latest checkpoint; auto: the run of this name if it exists, else a new one."""
+    """Run or group folder to resume from its latest checkpoint; auto: that of this name if there is one."""
     trust: bool = False
     """With --resume: trust a run that you did not create, and import the code named in its config."""
     seeds: str | None = None
@@ -52,13 +53,11 @@ def train_command(argv: list[str]) -> Result | WithCode:
 
     from unidle.api import start, start_group
 
-    if job.flags.seeds is not None:
-        if path:
-            raise UsageError("--seeds starts a new group of runs; resume one with --resume and its folder.")
-        group = start_group(job.config, job.flags.seeds, job.notes, job.maker, quiet=job.flags.quiet, cwd=job.cwd)
-        return _close_group(group, job.flags)
     resume: Literal["auto"] | None = "auto" if path else None
-    trained = start(job.config, job.notes, job.maker, quiet=job.flags.quiet, cwd=job.cwd, resume=resume, keep=job.keep)
+    how: dict[str, Any] = {"quiet": job.flags.quiet, "cwd": job.cwd, "resume": resume, "keep": job.keep}
+    if job.flags.seeds is not None:
+        return _close_group(start_group(job.config, job.flags.seeds, job.notes, job.maker, **how), job.flags)
+    trained = start(job.config, job.notes, job.maker, **how)
     return _close(trained, job.flags)
 
 
@@ -100,10 +99,14 @@ def _resume(argv: list[str]) -> Result | WithCode:
 
 
 def _first_run(group: Path) -> Path:
-    """The first run of a group that has a folder; all have the same recipe."""
+    """The first run of a group whose config can be read; all have the same recipe."""
     found = sorted(file.parent for file in group.glob("seed-*/config.yaml"))
     if not found:
         raise UsageError(f"{display_path(group)} has no run to resume; start a new group.")
+    for run in found:
+        with suppress(UsageError):
+            load_yaml(run / "config.yaml")
+            return run
     return found[0]
 
 

@@ -42,9 +42,14 @@ class GroupFolder:
         content = {"seeds": list(self.seeds)} | ({"failures": self.failures} if failures else {})
         write_atomically(self.path / GROUP_FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether one of the runs has a checkpoint."""
+        return any(self.path.glob("*/checkpoints/*.pt"))
+
     def discard(self) -> None:
         """Remove a group of which no run has a checkpoint, so that its name is free again."""
-        if any(self.path.glob("*/checkpoints/*.pt")):
+        if self.has_checkpoint:
             return
         for run in self.runs:
             with contextlib.suppress(OSError):  # what else is there stays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +20,8 @@ from unidle.engine.placement import choose_device
 from unidle.engine.sharing import Sharing
 from unidle.engine.trainer import Trainer
 from unidle.errors import TrainingError, UsageError
-from unidle.groups.display import GroupDisplay
-from unidle.groups.folder import GroupFolder
+from unidle.groups.display import GroupDisplay, MemberDisplay
 from unidle.groups.scheduler import Member, take_turns
-
-
-@dataclass(frozen=True)
-class GroupResult:
-    """How the training of a group ended."""
-
-    errors: dict[str, Exception]  # run → why it failed
-    stopped_by: int | None  # the signal that stopped it early
 
 
 def in_words(error: Exception, *, with_traceback: bool = False) -> str:
@@ -64,7 +55,7 @@ class SharedProcess:
             with contextlib.closing(sharing.ready):
                 yield SharedProcess(device, sharing, interrupts, new_run)
 
-    def new_member(self, config: Config, path: Path, display: ProgressDisplay) -> tuple[Trainer, Member]:
+    def new_member(self, config: Config, path: Path, display: MemberDisplay) -> tuple[Trainer, Member]:
         """A run, ready for its first turn."""
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.cuda.stream(stream):  # None: no stream
@@ -75,7 +66,7 @@ class SharedProcess:
             trainer.close()
 
         def say(error: Exception) -> None:
-            display.on_message(f"Failed, and the other runs continue: {in_words(error, with_traceback=True)}")
+            display.on_failure(in_words(error, with_traceback=True))
 
         return trainer, Member(path.name, trainer.train_in_turns(folder), stream, close, say)
 
@@ -85,16 +76,19 @@ def yields_core(trainers: Iterable[Trainer]) -> bool:
     return sum(trainer.workers for trainer in trainers) >= available_cores()
 
 
-def train_group(group: GroupFolder, configs: Sequence[Config], new_run: NewRun, display: GroupDisplay) -> GroupResult:
-    """Train one run per config; a run that fails does not affect the others.
+def train_group(
+    configs: Mapping[Path, Config], new_run: NewRun, display: GroupDisplay, failures: dict[str, str]
+) -> int | None:
+    """Train one run per folder in `configs`; one that fails is noted in `failures`, and does not affect the others.
 
-    If one cannot be built, none is trained.
+    If one cannot be built, none is trained. Returns the signal that stopped the group early.
     """
     trainers: list[Trainer] = []
     members: list[Member] = []
-    with SharedProcess.among(len(configs), choose_device(configs[0].engine.device), new_run) as process:
+    device = choose_device(next(iter(configs.values())).engine.device)
+    with SharedProcess.among(len(configs), device, new_run) as process:
         with contextlib.ExitStack() as built:
-            for config, path in zip(configs, group.runs, strict=True):
+            for path, config in configs.items():
                 if process.interrupts.received is not None:
                     break
                 trainer, member = process.new_member(config, path, display.of(path.name))
@@ -102,7 +96,9 @@ def train_group(group: GroupFolder, configs: Sequence[Config], new_run: NewRun, 
                 trainers.append(trainer)
                 members.append(member)
             built.pop_all()
-        take_turns(members, process.sharing.ready, yields_core=yields_core(trainers))
-    errors = {member.name: member.error for member in members if member.error is not None}
+        try:
+            take_turns(members, process.sharing.ready, yields_core=yields_core(trainers))
+        finally:  # also after a second Ctrl-C
+            failures.update({member.name: in_words(member.error) for member in members if member.error is not None})
     is_complete = len(members) == len(configs) and all(trainer.stopped_by is None for trainer in trainers)
-    return GroupResult(errors, None if is_complete else process.interrupts.received)
+    return None if is_complete else process.interrupts.received
