@@ -120,6 +120,18 @@ def test_batch_sizes_are_mapped_to_divisors_of_the_rollout() -> None:
     }
 
 
+def test_total_batch_is_searched_in_place_of_the_rollout() -> None:
+    given = {**SETTINGS, "batch_size": "auto", "timesteps": 64, "run_name": "s", "quiet": True}
+    del given["n_steps"], given["n_envs"]
+    swept = unidle.sweep("CartPole-v1", space={"total_batch": [32, 60], "n_envs": [2, 3]}, trials=6, **given)
+    for trial in swept.trials:
+        batch = trial.settings["n_envs"] * trial.settings["n_steps"]
+        assert abs(batch - trial.parameters["total_batch"]) <= 1
+    assert swept.best is not None
+    again = unidle.train("CartPole-v1", config=swept.best_file, run_name="again", device="cpu", quiet=True)
+    assert again.config.recipe.n_steps == swept.best["n_steps"]
+
+
 def test_trial_of_several_seeds_is_a_group_judged_by_its_mean() -> None:
     swept = sweep(trials=2, seeds_per_trial=2, seed=7)
     for trial in swept.trials:

@@ -37,8 +37,8 @@ class _SweepFlags(JobFlags):
     seeds_per_trial: int = Plan.seeds_per_trial
     """Runs per trial, with seeds from --seed on; the trial is judged by their mean."""
     space: Path | None = None
-    """YAML file that says which settings to search, and over what; see docs/sweep.md. Omitted: as usual for the
-    algorithm."""
+    """YAML file that says which settings to search, and over what, or the name of a space of unidle's
+    (ppo-large-batch); see docs/sweep.md. Omitted: as usual for the algorithm."""
     sampler: Sampler = Plan.sampler
     """How settings are chosen: tpe learns from the trials so far."""
     pruner: Pruner = Plan.pruner

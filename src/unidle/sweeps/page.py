@@ -101,7 +101,7 @@ def _importance(folder: SweepFolder, importances: Mapping[str, float]) -> str:
 def _table(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
     """Return one row per trial, the best first, with a link to its report."""
     ranked = sorted(trials, key=lambda trial: (trial.state != "finished", -(trial.value or 0.0), trial.number))
-    names = [dimension.name for dimension in folder.space.dimensions]
+    names = [dimension.setting for dimension in folder.space.dimensions]
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in ("trial", "return", "state", "time", *names))
     rows = []
     for trial in ranked:

@@ -33,7 +33,7 @@ from unidle.sweeps.folder import SweepFolder
 from unidle.sweeps.page import write_sweep_page
 from unidle.sweeps.plan import Plan, Pruner, Sampler
 from unidle.sweeps.records import TrialRecord, best_of
-from unidle.sweeps.space import read_space
+from unidle.sweeps.space import is_own, read_space
 
 if TYPE_CHECKING:
     from unidle.sweeps.study import Study  # imports Optuna, which is an extra
@@ -132,10 +132,12 @@ def start_sweep(
     plan.check()
     if config.run.evaluation_interval == 0:
         raise UsageError("A sweep judges trials by their evaluations, but `eval_every` is 0; remove it.")
-    searched = read_space(space, config, fixed)
     if config.run.init_from is not None:
         config = config.with_run(init_from=str(cwd / config.run.init_from))
     maker = maker_for(maker or maker_of(config), config)
+    if vector_size(maker) is not None and is_own(space):
+        fixed = [*fixed, "n_envs"]
+    searched = read_space(space, config, fixed)
     if vector_size(maker) is not None and "n_envs" in searched.plain:
         raise UsageError(f"`n_envs` cannot be searched: {maker.name} decides it; remove it from the space.")
     probe(maker, config.recipe.discretize)  # an environment that cannot be created fails here, not in every trial

@@ -126,7 +126,7 @@ class Sweeper:
     def _start(self, asked: AskedTrial) -> list[Member]:
         folder, runs = self._folder, self._folder.runs_of(asked.number)
         config = trial_config(folder.config, asked.settings)
-        settings = {name: getattr(config.recipe, name) for name in asked.settings}
+        settings = {each.setting: getattr(config.recipe, each.setting) for each in folder.space.dimensions}
         asked.record_settings(settings)
         folder.create_trial(asked.number)
         trial = _TrialTraining(asked, runs)
