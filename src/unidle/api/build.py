@@ -28,7 +28,7 @@ from unidle.errors import TrainingError, UsageError
 from unidle.groups.display import GroupDisplay
 from unidle.groups.folder import GroupFolder
 from unidle.groups.page import write_group_page
-from unidle.groups.training import train_group
+from unidle.groups.training import Supervisor, train_group
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.metrics.writer import MetricWriter
 from unidle.nn.actor_critic import NetworkFactory
@@ -85,6 +85,7 @@ class Build:
         configs: Mapping[Path, Config],
         notes: Sequence[str],
         failures: Mapping[str, str] | None = None,
+        supervisor: Supervisor | None = None,
     ) -> TrainedGroup:
         """Train the runs of a group, each in its own folder; TrainingError at the end if some of them failed.
 
@@ -98,7 +99,7 @@ class Build:
             for name, reason in failed.items():
                 display.of(name).on_failure(reason)
             try:
-                stopped_by = train_group(configs, self.new_run, display, failed)
+                stopped_by = train_group(configs, self.new_run, display, failed, supervisor)
             except BaseException as error:
                 if group.has_checkpoint:
                     with suppress(Exception):  # raise the original error

@@ -15,7 +15,7 @@ from unidle.api.job import maker_for, maker_of, resolve_job
 from unidle.api.trained import TrainedGroup, TrainedRun
 from unidle.config import Config
 from unidle.config.convert import in_brief
-from unidle.config.files import GROUP_FILE, display_path
+from unidle.config.files import GROUP_FILE, PBT_FILE, display_path
 from unidle.config.renamed import with_current_names, without_aliases
 from unidle.config.resolve import resumed, resumed_job
 from unidle.engine.build import resolve_network
@@ -148,7 +148,7 @@ def start_group(
     path = new_path(config, cwd, "seeds")
     path.mkdir(parents=True, exist_ok=True)
     group = GroupFolder.create(path, chosen)
-    configs = {folder: _member_config(config, seed, folder) for seed, folder in zip(chosen, group.runs, strict=True)}
+    configs = {folder: member_config(config, seed, folder) for seed, folder in zip(chosen, group.runs, strict=True)}
     try:
         return build.train_group(group, configs, notes)
     except BaseException:
@@ -156,7 +156,7 @@ def start_group(
         raise
 
 
-def _member_config(config: Config, seed: int, folder: Path) -> Config:
+def member_config(config: Config, seed: int, folder: Path) -> Config:
     """The config of a group's run."""
     parent = Path(config.run.runs_dir) / folder.parent.name
     return config.with_run(seed=seed, run_name=folder.name, runs_dir=str(parent))
@@ -174,14 +174,14 @@ def _resume_same_group(
     def change(before: Config) -> Config:
         return resumed_job(before, config.with_run(seed=before.run.seed), keep, shown)
 
-    configs, broken = _resumed_configs(group, change)
+    configs, broken = resumed_configs(group, change)
     for seed, folder in zip(group.seeds, group.runs, strict=True):  # stopped before they had a folder
         if folder not in configs and folder.name not in broken:
-            configs[folder] = _member_config(config, seed, folder)
+            configs[folder] = member_config(config, seed, folder)
     return build.train_group(group, configs, [*notes, f"Resuming {shown}."], broken)
 
 
-def _resumed_configs(
+def resumed_configs(
     group: GroupFolder, change: Callable[[Config], Config]
 ) -> tuple[dict[Path, Config], dict[str, str]]:
     """The configs with which a group's runs resume, and why others cannot, by name; UsageError if none can.
@@ -227,8 +227,10 @@ def resume_group(
     """
     cwd = Path.cwd()
     group = GroupFolder.open(cwd / path)
+    if (group.path / PBT_FILE).exists():
+        raise UsageError(f"{display_path(group.path)} is a population; resume it with unidle.resume_population.")
     settings, renamings = with_current_names(without_aliases(settings))
-    configs, broken = _resumed_configs(group, lambda before: resumed(before, settings, display_path(group.path)))
+    configs, broken = resumed_configs(group, lambda before: resumed(before, settings, display_path(group.path)))
     if not configs:
         raise UsageError(f"{display_path(group.path)} has no run to resume; start a new group.")
     recipe = next(iter(configs.values()))

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from unidle.cli.flags import Result, normalise_flags, parse, peek, replace_renamed_flags, wants_help
-from unidle.cli.job import JobFlags, job_of, with_env_flag
+from unidle.cli.flags import Result, given_settings, normalise_flags, parse, peek, replace_renamed_flags, wants_help
+from unidle.cli.job import Job, JobFlags, job_of, with_env_flag
 from unidle.cli.results import WithCode, signalled
 from unidle.cli.trust import is_trusted
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
-from unidle.config.files import GROUP_FILE, display_path, load_yaml, run_config_file
+from unidle.config.files import GROUP_FILE, PBT_FILE, display_path, load_yaml, run_config_file
 from unidle.config.machine import gpu_name
 from unidle.errors import UsageError, explain_out_of_memory
 
@@ -37,6 +37,11 @@ class _TrainFlags(JobFlags):
     """With --resume: trust a run that you did not create, and import the code named in its config."""
     seeds: str | None = None
     """Train several runs at the same time: their number (8: seeds from --seed on), or a list of seeds (1,2,5)."""
+    pbt: bool = False
+    """With --seeds: population-based training. At each evaluation, the worst runs go on with the weights of better
+    ones, and with their settings, perturbed."""
+    space: Path | None = None
+    """With --pbt: YAML file with the ranges of these settings; omitted: as usual for the algorithm."""
     quiet: bool = False
     """Show no progress, only warnings."""
     json: bool = False
@@ -54,11 +59,29 @@ def train_command(argv: list[str]) -> Result | WithCode:
     from unidle.api import start, start_group
 
     resume: Literal["auto"] | None = "auto" if path else None
+    if job.flags.pbt:
+        return _train_population(job.flags, job, argv)
+    if job.flags.space is not None:
+        raise UsageError("--space is for --pbt, and for `unidle sweep`; add --pbt, or remove it.")
     how: dict[str, Any] = {"quiet": job.flags.quiet, "cwd": job.cwd, "resume": resume, "keep": job.keep}
     if job.flags.seeds is not None:
         return _close_group(start_group(job.config, job.flags.seeds, job.notes, job.maker, **how), job.flags)
     trained = start(job.config, job.notes, job.maker, **how)
     return _close(trained, job.flags)
+
+
+def _train_population(flags: _TrainFlags, job: Job[_TrainFlags], argv: list[str]) -> Result | WithCode:
+    from unidle.sweeps.pbt import start_population
+
+    if flags.seeds is None:
+        raise UsageError("--pbt trains a population; add its size, such as --seeds 8.")
+    if flags.resume is not None:
+        raise UsageError("--resume auto cannot continue a population; use --resume and its folder.")
+    fixed = given_settings(with_env_flag(argv))
+    group = start_population(
+        job.config, flags.seeds, flags.space, fixed, job.notes, job.maker, quiet=flags.quiet, cwd=job.cwd
+    )
+    return _close_group(group, flags)
 
 
 def _resume(argv: list[str]) -> Result | WithCode:
@@ -92,6 +115,12 @@ def _resume(argv: list[str]) -> Result | WithCode:
 
     if flags.seeds is not None:
         raise UsageError("A group keeps its seeds; remove --seeds, or start a new group.")
+    if flags.pbt or flags.space is not None:
+        raise UsageError("A population is resumed as it was started; remove --pbt and --space.")
+    if is_group and (path / PBT_FILE).is_file():
+        from unidle.sweeps.pbt import resume_population
+
+        return _close_group(resume_population(path, trust=flags.trust, quiet=flags.quiet, **changes), flags)
     if is_group:
         return _close_group(resume_group(path, trust=flags.trust, quiet=flags.quiet, **changes), flags)
     trust = is_trusted(path, ["env", "wrappers", "network"], flags.trust)

@@ -53,7 +53,7 @@ class MemberDisplay(SilentDisplay):
 
     def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: Record | None) -> None:
         """The run starts, or resumes at `step`."""
-        self.step, self.total, self.best = step, max(1, total_steps), best
+        self.step, self.total, self.best, self.state = step, max(1, total_steps), best, None
         self._group.member_started(facts)
 
     def on_iteration(self, record: Record) -> None:

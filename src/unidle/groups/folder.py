@@ -13,7 +13,7 @@ import yaml
 
 from unidle.config import Config
 from unidle.config.convert import in_brief
-from unidle.config.files import GROUP_FILE, display_path, read_yaml
+from unidle.config.files import GROUP_FILE, PBT_FILE, display_path, read_yaml
 from unidle.config.validate import check_seed
 from unidle.errors import UsageError
 from unidle.writing import write_atomically
@@ -58,6 +58,7 @@ class GroupFolder:
                 (run / "checkpoints").rmdir()
                 run.rmdir()
         with contextlib.suppress(OSError):
+            (self.path / PBT_FILE).unlink(missing_ok=True)
             (self.path / GROUP_FILE).unlink()
             self.path.rmdir()
             self.path.parent.rmdir()  # if there is nothing else in it

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -76,29 +77,88 @@ def yields_core(trainers: Iterable[Trainer]) -> bool:
     return sum(trainer.workers for trainer in trainers) >= available_cores()
 
 
+class Supervisor(Protocol):
+    """Follows the training of a group, and may replace runs that have ended."""
+
+    def begin(self, process: GroupProcess) -> None:
+        """The group starts to train in this process."""
+
+    def joined(self, member: Member, trainer: Trainer, path: Path) -> None:
+        """A run is ready for its first turn."""
+
+    def successors(self, member: Member) -> Iterable[Member]:
+        """The runs that follow one that has ended."""
+
+
+class Unsupervised:
+    """Each run trains once. Implements `Supervisor`."""
+
+    def begin(self, process: GroupProcess) -> None:
+        """Do nothing."""
+
+    def joined(self, member: Member, trainer: Trainer, path: Path) -> None:
+        """Do nothing."""
+
+    def successors(self, member: Member) -> Iterable[Member]:
+        """None."""
+        return ()
+
+
+@dataclass(frozen=True)
+class GroupProcess:
+    """The runs of a group, as they train in this process."""
+
+    shared: SharedProcess
+    supervisor: Supervisor
+    _display: GroupDisplay
+    members: dict[Path, Member] = field(default_factory=dict)
+    trainers: dict[Path, Trainer] = field(default_factory=dict)
+
+    def join(self, config: Config, path: Path) -> Member:
+        """A run of the group, or one that replaces it in its folder."""
+        trainer, member = self.shared.new_member(config, path, self._display.of(path.name))
+        self.trainers[path], self.members[path] = trainer, member
+        self.supervisor.joined(member, trainer, path)
+        return member
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why runs have failed, by their names."""
+        members = self.members.values()
+        return {member.name: in_words(member.error) for member in members if member.error is not None}
+
+
 def train_group(
-    configs: Mapping[Path, Config], new_run: NewRun, display: GroupDisplay, failures: dict[str, str]
+    configs: Mapping[Path, Config],
+    new_run: NewRun,
+    display: GroupDisplay,
+    failures: dict[str, str],
+    supervisor: Supervisor | None = None,
 ) -> int | None:
     """Train one run per folder in `configs`; one that fails is noted in `failures`, and does not affect the others.
 
     If one cannot be built, none is trained. Returns the signal that stopped the group early.
     """
-    trainers: list[Trainer] = []
-    members: list[Member] = []
     device = choose_device(next(iter(configs.values())).engine.device)
-    with SharedProcess.among(len(configs), device, new_run) as process:
+    with SharedProcess.among(len(configs), device, new_run) as shared:
+        process = GroupProcess(shared, supervisor or Unsupervised(), display)
+        process.supervisor.begin(process)
         with contextlib.ExitStack() as built:
             for path, config in configs.items():
-                if process.interrupts.received is not None:
+                if shared.interrupts.received is not None:
                     break
-                trainer, member = process.new_member(config, path, display.of(path.name))
-                built.callback(member.end)
-                trainers.append(trainer)
-                members.append(member)
+                built.callback(process.join(config, path).end)
             built.pop_all()
+        is_busy = yields_core(process.trainers.values())
         try:
-            take_turns(members, process.sharing.ready, yields_core=yields_core(trainers))
+            take_turns(
+                list(process.members.values()),
+                shared.sharing.ready,
+                yields_core=is_busy,
+                successors=process.supervisor.successors,
+            )
         finally:  # also after a second Ctrl-C
-            failures.update({member.name: in_words(member.error) for member in members if member.error is not None})
-    is_complete = len(members) == len(configs) and all(trainer.stopped_by is None for trainer in trainers)
-    return None if is_complete else process.interrupts.received
+            failures.update(process.failures)
+        trainers = process.trainers.values()
+        is_complete = len(trainers) == len(configs) and all(trainer.stopped_by is None for trainer in trainers)
+        return None if is_complete else shared.interrupts.received

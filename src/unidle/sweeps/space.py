@@ -205,6 +205,11 @@ def is_own(given: Path | Mapping[str, Any] | None) -> bool:
     return given is None
 
 
+def own_space(base: Config, fixed: Collection[str]) -> dict[str, Any]:
+    """What the default space of a job searches."""
+    return _own_space(_default_name(base), base, fixed)[1]
+
+
 def _default_name(base: Config) -> str:
     """The name of the default space of a job."""
     algo = str(base.recipe.algo)
