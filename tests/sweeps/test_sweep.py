@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import subprocess
@@ -331,6 +332,37 @@ def test_stopped_sweep_continues_without_losing_a_trial(number: signal.Signals) 
         settings = {**SETTINGS, "timesteps": 3200, **resumed.settings}
         alone = unidle.train("CartPole-v1", run_name="alone", quiet=True, **settings)
         assert_same(final_state(resumed.path)["algo"], final_state(alone.path)["algo"])
+
+
+def test_sweep_killed_at_random_moments_keeps_every_trial_that_a_dashboard_has_shown() -> None:
+    """Reads the journal as optuna-dashboard does, from another process and while the sweep writes it."""
+    moment = random.Random(1)
+    shown: dict[int, optuna.trial.FrozenTrial] = {}
+    start = command(trials=8)
+    for _ in range(3):
+        begun = len(journal().trials) if Path("runs/s/journal.log").exists() else 0
+        process = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until, trains = time.monotonic() + 120, False
+        while time.monotonic() < until:
+            assert process.poll() is None
+            if Path("runs/s/journal.log").exists() and Path("runs/s/trial-0").exists():
+                trials = journal().trials
+                shown |= {trial.number: trial for trial in trials if trial.state.is_finished()}
+                if not trains and len(trials) > begun:
+                    trains, until = True, time.monotonic() + moment.uniform(0.1, 2.5)
+            time.sleep(0.01)
+        assert trains
+        process.kill()
+        assert process.wait() == -9
+        start = [sys.executable, "-m", "unidle", "sweep", "--resume", "runs/s"]
+    swept = unidle.resume_sweep("runs/s", quiet=True)
+    assert [trial.number for trial in swept.trials] == [*range(8)]
+    assert all(trial.is_over for trial in swept.trials)
+    kept = journal().trials
+    for number, trial in shown.items():
+        assert (kept[number].state, kept[number].values) == (trial.state, trial.values)
+        assert kept[number].user_attrs == trial.user_attrs
+        assert kept[number].intermediate_values == trial.intermediate_values
 
 
 def test_half_written_line_and_lock_of_a_killed_process_are_removed() -> None:
