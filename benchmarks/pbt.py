@@ -1,6 +1,6 @@
 """Does population-based training improve on the same population without it?
 
-    python benchmarks/pbt.py [--env CartPole-v1 --timesteps 50000 --members 8 --seeds 3]
+    python benchmarks/pbt.py [--env LunarLander-v3 --timesteps 200000 --members 8 --seeds 3]
 
 Both sides are `unidle train --seeds 8 --pbt` with the default space: the members start with the same settings, weights
 and environments. On one side they are compared ten times, on the other never. A member is judged by its final
@@ -47,8 +47,8 @@ def train(side: str, args: argparse.Namespace, seed: int, folder: Path) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--timesteps", type=int, default=50_000, help="of each member")
+    parser.add_argument("--env", default="LunarLander-v3")
+    parser.add_argument("--timesteps", type=int, default=200_000, help="of each member")
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3, help="populations per side")
     parser.add_argument("--out", type=Path, help="folder for the JSON; default: benchmarks/results")

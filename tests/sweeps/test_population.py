@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -120,18 +121,18 @@ def command(name: str) -> list[str]:
     return flags
 
 
-def test_population_killed_at_several_moments_continues_equal() -> None:
+def test_population_killed_and_interrupted_continues_equal() -> None:
     start = [*command("killed"), "--timesteps", "1920", "--checkpoint-every", "32", "--quiet"]
-    for step in (96, 960):
+    for step, number, code in ((96, signal.SIGKILL, -9), (960, signal.SIGINT, 130)):
         process = subprocess.Popen([sys.executable, "-m", "unidle", *start], stderr=subprocess.PIPE)
         until = time.monotonic() + 240
         while process.poll() is None and time.monotonic() < until:
             comparisons = read_comparisons(Path("runs/killed"))
             if comparisons and comparisons[-1].step >= step:
-                process.kill()
+                process.send_signal(number)
                 break
             time.sleep(0.002)
-        assert process.wait() == -9, process.stderr and process.stderr.read()
+        assert process.wait() == code, process.stderr and process.stderr.read()
         start = ["train", "--resume", "runs/killed", "--quiet"]
     unidle.resume_population("runs/killed", quiet=True)
     whole = train("whole", timesteps=1920)
