@@ -32,16 +32,15 @@ class _TrainFlags(JobFlags):
     """
 
     resume: Path | None = None
-    """Run or group folder to resume from its latest checkpoint; auto: that of this name if there is one."""
+    """Run or group folder to resume; auto: that of this name, if there is one."""
     trust: bool = False
     """With --resume: trust a run that you did not create, and import the code named in its config."""
     seeds: str | None = None
-    """Train several runs at the same time: their number (8: seeds from --seed on), or a list of seeds (1,2,5)."""
+    """Train several runs at the same time: their number (8), or a list of seeds (1,2,5)."""
     pbt: bool = False
-    """With --seeds: population-based training. At each evaluation, the worst runs go on with the weights of better
-    ones, and with their settings, perturbed."""
+    """With --seeds: population-based training."""
     space: Path | None = None
-    """With --pbt: YAML file with the ranges of these settings; omitted: as usual for the algorithm."""
+    """With --pbt: YAML file of the settings to search."""
     quiet: bool = False
     """Show no progress, only warnings."""
     json: bool = False
