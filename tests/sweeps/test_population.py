@@ -18,6 +18,7 @@ import unidle
 from unidle.cli.main import run as command_line
 from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
 from unidle.groups.exploits import read_comparisons
+from unidle.groups.training import SharedProcess
 
 SETTINGS: dict[str, Any] = {
     "n_envs": 2,
@@ -172,6 +173,29 @@ def test_command_trains_resumes_and_reports_a_population(capsys: pytest.CaptureF
     assert final_state(Path("runs/p/seed-3"))["step"] == 480
     with pytest.raises(unidle.UsageError, match=r"is a population; resume it with unidle\.resume_population"):
         unidle.resume_group("runs/p")
+
+
+def test_member_that_cannot_be_built_again_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    new_member, calls = SharedProcess.new_member, []
+
+    def fails_at_fifth(self: SharedProcess, *arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 5:
+            raise unidle.UsageError("The networks need 9 GB, but 2 GB are free.")
+        return new_member(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SharedProcess, "new_member", fails_at_fifth)
+        with pytest.raises(
+            unidle.TrainingError, match=r"1 of 4 runs in runs/p failed\.\nseed-\d: The networks need 9 GB"
+        ):
+            train()
+    first = next(each for each in read_comparisons(Path("runs/p")) if each.exploits)
+    (exploit,) = first.exploits
+    for seed in range(4):
+        is_failed = f"seed-{seed}" == exploit.member
+        assert final_state(Path(f"runs/p/seed-{seed}"))["step"] == (first.step if is_failed else 384)
+    assert unidle.resume_population("runs/p", quiet=True).summary()["finished"] == 4
 
 
 def test_failed_member_leaves_the_others() -> None:

@@ -121,6 +121,15 @@ class GroupProcess:
         self.supervisor.joined(member, trainer, path)
         return member
 
+    def replace(self, config: Config, path: Path) -> list[Member]:
+        """The run that replaces one that has ended; none, and a failure of that run, if it cannot be built."""
+        try:
+            return [self.join(config, path)]
+        except Exception as error:
+            self.members[path].error = error
+            self._display.of(path.name).on_failure(in_words(error))
+            return []
+
     @property
     def failures(self) -> dict[str, str]:
         """Why runs have failed, by their names."""

@@ -86,7 +86,7 @@ class Population:
         exploits = {each.member: each for each in decided.exploits}
         configs = {path: self._transplant(exploits[path.name], path, config) for path, config in leaving}
         self._record(replace(decided, exploits=tuple(exploits[path.name] for path in configs)))
-        return [self._process.join(config, path) for path, config in configs.items()]
+        return [member for path, config in configs.items() for member in self._process.replace(config, path)]
 
     # -- comparing -----------------------------------------------------------------------------------------------------
 
