@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from unidle.meter.attribution.phases import PhaseMeter as PhaseMeter
     from unidle.meter.attribution.phases import phase as phase
     from unidle.metrics.writer import MetricWriter as MetricWriter
+    from unidle.sweeps.pbt import resume_population as resume_population
+    from unidle.sweeps.pbt import train_population as train_population
     from unidle.sweeps.sweep import Sweep as Sweep
     from unidle.sweeps.sweep import resume_sweep as resume_sweep
     from unidle.sweeps.sweep import sweep as sweep
@@ -38,6 +40,8 @@ _MODULES = {
     "sweep": "unidle.sweeps.sweep",
     "resume_sweep": "unidle.sweeps.sweep",
     "Sweep": "unidle.sweeps.sweep",
+    "train_population": "unidle.sweeps.pbt",
+    "resume_population": "unidle.sweeps.pbt",
     "Evaluation": "unidle.engine.evaluate.play",
     "CallbackContext": "unidle.engine.callbacks",
     "MetricWriter": "unidle.metrics.writer",

@@ -37,6 +37,11 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["tune", "--bud"], ["--budget"]),
         (["watch", "--w"], ["--windows"]),
         (["eval", "runs/"], [""]),  # then bash completes files
+        (["pack", "--e"], [""]),  # its help has a command with --env as an example
+        (["pack", "--", "unidle", "tr"], ["train"]),
+        (["pack", "--", "python", "a.py", "--", "unidle", "eval", "--ep"], ["--episodes"]),
+        (["pack", "--", "python", "--a"], [""]),
+        (["train", "--no-sub"], ["--no-subproc"]),
     ],
 )
 def test_bash_completes(line: list[str], words: list[str], script: Path) -> None:

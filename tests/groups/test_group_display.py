@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -52,6 +53,23 @@ def test_facts_are_printed_once_and_lines_sum_over_runs(shown: tuple[GroupDispla
     assert "2 runs  25 %  step 500 of 2k  10.0 s elapsed  return 10.00 to 30.00" in text
     assert "step 1.3k of 2k  80 steps/s  20.0 s elapsed  8.8 s left  return 12.00 to 30.00" in text
     assert "2 runs, 1 done" in text.splitlines()[-1]
+
+
+def test_failed_run_is_not_called_done(shown: tuple[GroupDisplay, Clock, io.StringIO]) -> None:
+    display, _, out = shown
+    terminal = io.StringIO()
+    console = Console(file=terminal, width=200, force_terminal=True, force_interactive=True)
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    for each in (display, GroupDisplay(["seed-1", "seed-2"], console, Clock())):
+        with each:
+            for name in ("seed-1", "seed-2"):
+                each.of(name).on_start(FACTS, 1000, 0, None)
+                each.of(name).on_end()
+            each.of("seed-2").on_failure("This simulator needs a licence.")
+    assert "2 runs, 1 done, 1 failed" in out.getvalue().splitlines()[-1]
+    assert "seed-2: Failed, and the other runs continue: This simulator needs a licence." in out.getvalue()
+    shown_states = [line.split()[2] for line in terminal.getvalue().splitlines() if re.match(r".*seed-[12] +0 ", line)]
+    assert shown_states[-2:] == ["done", "failed"]
 
 
 def test_message_of_several_runs_is_shown_once(shown: tuple[GroupDisplay, Clock, io.StringIO]) -> None:

@@ -17,6 +17,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from resumed_runs import assert_same, final_state
 
 import unidle
+from unidle.cli.main import run as command_line
 from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.sharing import Sharing
 from unidle.envs.pool.seats import WorkerCores
@@ -227,6 +228,59 @@ def test_factory_without_a_name_can_be_evaluated_and_resumed() -> None:
     assert final_state(resumed.runs[1].path)["step"] == 512
 
 
+def test_run_with_a_damaged_config_does_not_keep_the_others_from_resuming(capsys: pytest.CaptureFixture[str]) -> None:
+    env, settings = group_arguments("ppo")
+    whole = unidle.train(env, seeds=[1, 2, 3], run_name="whole", **settings)
+    unidle.train(env, seeds=[1, 2, 3], run_name="parts", after_iteration=[StopEachAfter(4)], **settings)
+    Path("runs/parts/seed-1/config.yaml").write_text("recipe: {")
+    assert command_line(["train", "--resume", "runs/parts", "--quiet"]) == 1
+    told = capsys.readouterr().err
+    assert "1 of 3 runs in runs/parts failed.\nseed-1: " in told
+    assert "runs/parts/seed-1/config.yaml is not valid YAML" in told
+    for run in whole.runs[1:]:
+        assert_same(final_state(run.path), final_state(Path("runs/parts") / run.path.name))
+    assert list(GroupFolder.open(Path("runs/parts")).failures) == ["seed-1"]
+    assert "is not valid YAML" in Path("runs/parts/report.html").read_text()
+    with pytest.raises(unidle.UsageError, match="would change it"):  # a mistake in the call is no run's failure
+        unidle.resume_group("runs/parts", gamma=0.5)
+
+
+def test_same_command_starts_and_resumes_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    env, settings = group_arguments("ppo")
+    whole = unidle.train(env, seeds=2, run_name="whole", **settings)
+    settings |= {"resume": "auto", "quiet": False}
+    stopped = unidle.train(env, seeds=2, after_iteration=[StopEachAfter(3)], **settings)
+    capsys.readouterr()
+    resumed = unidle.train(env, seeds=2, **settings)
+    assert resumed.path == stopped.path
+    assert f"Resuming runs/{stopped.path.name}." in capsys.readouterr().err
+    for run, again in zip(whole.runs, resumed.runs, strict=True):
+        assert_same(final_state(run.path), final_state(again.path))
+    with pytest.raises(unidle.UsageError, match=r"has other seeds \(0, 1\); give these, or choose another --run-name"):
+        unidle.train(env, seeds=3, **settings)
+    with pytest.raises(unidle.UsageError, match="A resumed run keeps its recipe, but gamma would change it"):
+        unidle.train(env, seeds=2, gamma=0.5, **settings)
+
+
+def test_group_stopped_at_once_keeps_its_failures_and_its_reports() -> None:
+    env, settings = group_arguments("ppo", checkpoint_every=64)
+    seen: list[int] = []
+
+    def fails_or_stops(context: unidle.CallbackContext) -> None:
+        if context.folder.name == "seed-2":
+            raise KeyError("reward")
+        seen.append(context.record["step"])
+        if len(seen) == 3:
+            raise KeyboardInterrupt  # as the second Ctrl-C
+
+    with pytest.raises(KeyboardInterrupt, match="the last checkpoints are kept"):
+        unidle.train(env, seeds=[1, 2], run_name="a", after_iteration=[fails_or_stops], **settings)
+    assert GroupFolder.open(Path("runs/a")).failures == {"seed-2": "KeyError: 'reward'"}
+    assert "KeyError" in Path("runs/a/report.html").read_text()
+    assert Path("runs/a/seed-1/report.html").is_file()
+    assert unidle.resume_group("runs/a", quiet=True).summary()["finished"] == 2
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -268,7 +322,6 @@ def test_seeds_may_be_of_numpy(seeds: Any, names: list[str]) -> None:
     [
         ({"wandb": True}, "W&B has one run per process; leave out `seeds`, or `wandb`"),
         ({"writers": [object()]}, "`writers` cannot tell the runs of a group apart; leave out `seeds`, or the writers"),
-        ({"resume": "auto"}, "`seeds` starts a new group; resume one with unidle.resume_group(folder)"),
     ],
 )
 def test_what_a_group_cannot_have_is_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:

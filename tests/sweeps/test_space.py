@@ -22,7 +22,7 @@ def job(algo: str = "ppo", **recipe: Any) -> Config:
     return config.with_run(env="CartPole-v1")
 
 
-def suggestions(space: dict[str, Any], base: Config, n: int = 40) -> list[dict[str, Any]]:
+def suggestions(space: dict[str, Any] | Path, base: Config, n: int = 40) -> list[dict[str, Any]]:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     read = read_space(space, base)
     return [read.suggest(study.ask()) for _ in range(n)]
@@ -54,6 +54,18 @@ def test_default_rollouts_leave_ten_iterations() -> None:
     assert read_space(None, base).plain["n_steps"]["high"] == 4096
     assert read_space(None, base.with_run(timesteps=50_000)).plain["n_steps"]["high"] == 512  # 12 iterations
     assert "n_steps" not in read_space(None, base.with_run(timesteps=2000)).plain
+
+
+def test_space_of_large_batches_searches_their_total_size() -> None:
+    base = job(n_envs=64)
+    found = [trial_config(base, values).recipe for values in suggestions(Path("ppo-large-batch"), base)]
+    assert {recipe.n_envs for recipe in found} == {20, 24, 28, 32, 36, 40}
+    sizes = {round(recipe.total_batch / 16384) for recipe in found}
+    assert sizes == {2, 3, 4, 5, 6}
+    assert all(abs(recipe.total_batch / 16384 % 1 - 0.5) > 0.49 for recipe in found)  # but for whole rollouts
+    assert all(8 <= recipe.n_epochs <= 32 for recipe in found)
+    kept = read_space(Path("ppo-large-batch"), base, fixed=["n_steps", "n_envs"]).plain
+    assert not {"total_batch", "n_envs"} & kept.keys()
 
 
 @given(st.integers(1, 40), st.integers(2, 300), st.integers(2, 3000))
@@ -107,6 +119,7 @@ def test_ranges_have_the_types_and_ends_of_their_settings() -> None:
         ({"activation": ["tanh", "sigmoid"]}, "`activation` must be 'tanh' or 'relu'"),
         ({"sde_sample_freq": [4]}, "add --use-sde, or remove it"),
         ({}, "leaves nothing to search"),
+        ({"total_batch": [64, 128], "n_steps": [8, 16]}, "search it or `n_steps`, not both"),
     ],
 )
 def test_mistakes_in_a_space_get_one_sentence(space: dict[str, Any], message: str) -> None:

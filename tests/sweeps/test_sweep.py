@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import subprocess
@@ -120,6 +121,18 @@ def test_batch_sizes_are_mapped_to_divisors_of_the_rollout() -> None:
     }
 
 
+def test_total_batch_is_searched_in_place_of_the_rollout() -> None:
+    given = {**SETTINGS, "batch_size": "auto", "timesteps": 64, "run_name": "s", "quiet": True}
+    del given["n_steps"], given["n_envs"]
+    swept = unidle.sweep("CartPole-v1", space={"total_batch": [32, 60], "n_envs": [2, 3]}, trials=6, **given)
+    for trial in swept.trials:
+        batch = trial.settings["n_envs"] * trial.settings["n_steps"]
+        assert abs(batch - trial.parameters["total_batch"]) <= 1
+    assert swept.best is not None
+    again = unidle.train("CartPole-v1", config=swept.best_file, run_name="again", device="cpu", quiet=True)
+    assert again.config.recipe.n_steps == swept.best["n_steps"]
+
+
 def test_trial_of_several_seeds_is_a_group_judged_by_its_mean() -> None:
     swept = sweep(trials=2, seeds_per_trial=2, seed=7)
     for trial in swept.trials:
@@ -156,6 +169,75 @@ def test_median_pruner_stops_trials_below_the_median_of_the_others() -> None:
 def test_every_sampler_and_pruner_runs(sampler: Any, pruner: Any) -> None:
     swept = sweep(sampler=sampler, pruner=pruner, trials=3, timesteps=64)
     assert [trial.is_over for trial in swept.trials] == [True] * 3
+
+
+def test_wilcoxon_pruner_trains_seeds_in_turn_and_compares_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, list[float]]] = []
+
+    def prune(self: Any, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+        compared.append((trial.number, list(trial.intermediate_values.values())))
+        return trial.number == 1 and len(trial.intermediate_values) == 2
+
+    monkeypatch.setattr("optuna.pruners.WilcoxonPruner.prune", prune)
+    swept = sweep(trials=3, at_once=1, seeds_per_trial=5, pruner="wilcoxon", timesteps=64)
+    assert [trial.state for trial in swept.trials] == ["finished", "pruned", "finished"]
+    for trial in swept.trials:
+        runs = [path for path in GroupFolder.open(trial.path).runs if path.exists()]
+        finals = [unidle.load(path).summary()["final_evaluation"] for path in runs]
+        seen = [values for number, values in compared if number == trial.number]
+        assert seen == [finals[: n + 1] for n in range(min(4, len(finals)))]  # nothing is saved after the last
+        assert len(finals) == (2 if trial.state == "pruned" else 5)
+        if trial.state == "finished":
+            assert trial.value == pytest.approx(sum(finals) / 5)
+
+
+def test_wilcoxon_pruner_stops_a_trial_that_is_worse_seed_by_seed() -> None:
+    """A learning rate of 1e-9 learns nothing."""
+    space = {"learning_rate": [0.01, 1e-9], "n_epochs": [10]}
+    how = {"sampler": "random", "timesteps": 1600, "eval_episodes": 5, "eval_max_steps": 200, "batch_size": 16}
+    swept = sweep(space=space, trials=6, at_once=1, seeds_per_trial=6, pruner="wilcoxon", **how)
+    states = {(trial.settings["learning_rate"], trial.state) for trial in swept.trials}
+    assert (0.01, "finished") in states
+    assert (1e-9, "pruned") in states
+    assert (0.01, "pruned") not in states
+
+
+def test_several_objectives_give_a_front() -> None:
+    objectives: list[Any] = ["return", "return-per-gpu-second"]
+    swept = sweep(trials=5, objective=objectives)
+    for trial in swept.trials:
+        assert trial.values[0] == unidle.load(trial.path).summary()["final_evaluation"]
+        seconds = trial.values[0] / trial.values[1]
+        assert 0 < seconds < trial.seconds  # type: ignore[operator]
+        assert list(yaml.safe_load((trial.path / "trial.yaml").read_text()))[2:4] == objectives
+    best, fastest = (max(swept.trials, key=lambda trial: (trial.values[i], trial.values)) for i in (0, 1))
+    front = [trial.number for trial in swept.front]
+    assert {best.number, fastest.number} <= {*front}
+    assert best.number == front[0]
+    assert sorted(path.name for path in Path("runs/s/pareto").iterdir()) == sorted(f"trial-{n}.yaml" for n in front)
+    again = unidle.train("CartPole-v1", config=f"runs/s/pareto/trial-{front[-1]}.yaml", run_name="again", quiet=True)
+    assert again.config.recipe.learning_rate == swept.front[-1].settings["learning_rate"]
+    assert len(journal().directions) == 2
+    resumed = unidle.resume_sweep("runs/s", trials=6, quiet=True)
+    assert [trial.values for trial in resumed.trials[:5]] == [trial.values for trial in swept.trials]
+
+
+def test_time_to_the_target_is_that_of_the_first_evaluation_that_reaches_it() -> None:
+    how = {"target_return": 19.5, "eval_max_steps": 20, "eval_episodes": 3, "timesteps": 640}
+    swept = sweep(trials=4, objective="time-to-target", space={"learning_rate": [0.003, 1e-9]}, **how)
+    reached = 0
+    for trial in swept.trials:
+        (evaluations,) = [[r for r in unidle.load(trial.path).records if r["kind"] == "evaluation"]]
+        if evaluations[-1]["eval/return_mean"] >= 19.5:
+            assert trial.value == evaluations[-1]["wall"]
+            reached += 1
+        else:
+            highest = max(record["eval/return_mean"] for record in evaluations)
+            assert trial.value == pytest.approx(1e9 + 19.5 - highest)
+    best = swept.best_trial
+    assert best is not None
+    assert best.value == min(trial.values[0] for trial in swept.trials)
+    assert journal().direction.name == "MINIMIZE"
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -252,6 +334,37 @@ def test_stopped_sweep_continues_without_losing_a_trial(number: signal.Signals) 
         assert_same(final_state(resumed.path)["algo"], final_state(alone.path)["algo"])
 
 
+def test_sweep_killed_at_random_moments_keeps_every_trial_that_a_dashboard_has_shown() -> None:
+    """Reads the journal as optuna-dashboard does, from another process and while the sweep writes it."""
+    moment = random.Random(1)
+    shown: dict[int, optuna.trial.FrozenTrial] = {}
+    start = command(trials=8)
+    for _ in range(3):
+        begun = len(journal().trials) if Path("runs/s/journal.log").exists() else 0
+        process = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until, trains = time.monotonic() + 120, False
+        while time.monotonic() < until:
+            assert process.poll() is None
+            if Path("runs/s/journal.log").exists() and Path("runs/s/trial-0").exists():
+                trials = journal().trials
+                shown |= {trial.number: trial for trial in trials if trial.state.is_finished()}
+                if not trains and len(trials) > begun:
+                    trains, until = True, time.monotonic() + moment.uniform(0.1, 2.5)
+            time.sleep(0.01)
+        assert trains
+        process.kill()
+        assert process.wait() == -9
+        start = [sys.executable, "-m", "unidle", "sweep", "--resume", "runs/s"]
+    swept = unidle.resume_sweep("runs/s", quiet=True)
+    assert [trial.number for trial in swept.trials] == [*range(8)]
+    assert all(trial.is_over for trial in swept.trials)
+    kept = journal().trials
+    for number, trial in shown.items():
+        assert (kept[number].state, kept[number].values) == (trial.state, trial.values)
+        assert kept[number].user_attrs == trial.user_attrs
+        assert kept[number].intermediate_values == trial.intermediate_values
+
+
 def test_half_written_line_and_lock_of_a_killed_process_are_removed() -> None:
     sweep(trials=2)
     file = Path("runs/s/journal.log")
@@ -282,6 +395,14 @@ def test_budget_ends_a_sweep_once_the_running_trials_are_over() -> None:
     [
         ({"trials": 0}, "`trials` is 0; it must be an integer of at least 1"),
         ({"at_once": 2000}, "2000 trials with 1 seeds each are too many runs at once; use at most 1,024"),
+        ({"pruner": "wilcoxon"}, "use it with --seeds-per-trial 5 or more and the objective return"),
+        ({"objective": "reward"}, "`objective` is 'reward'; use one or more of return, return-per-gpu-second, time-to"),
+        ({"objective": ["return", "return"]}, "`objective` is ['return', 'return']; use one or more of"),
+        ({"objective": "time-to-target"}, "The objective time-to-target needs a target; add --target-return"),
+        (
+            {"objective": "time-to-target", "target_return": 9, "pruner": "median"},
+            "Trials cannot be pruned by time-to-target; remove --pruner median",
+        ),
         ({"sampler": "grid"}, "`sampler` is 'grid'; use tpe or random"),
         ({"eval_every": 0}, "A sweep judges trials by their evaluations, but `eval_every` is 0; remove it"),
         ({"space": {"gama": [0.9]}}, "there is no setting `gama`; did you mean `gamma`?"),
@@ -333,9 +454,23 @@ def test_command_prints_the_best_settings_and_how_to_train_with_them(capsys: pyt
     assert '"finished": 3' in capsys.readouterr().out
 
 
+def test_command_prints_the_front_of_several_objectives(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--objective", "return,return-per-gpu-second", "--timesteps", "64"]
+    assert command_line(command(*flags, trials=3)[3:]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^trial +return +return per GPU second +settings *$", printed, re.MULTILINE)
+    assert re.search(r"^ *\d +[\d.]+ +[\d.]+k? +learning_rate", printed, re.MULTILINE)
+    assert "unidle train --config runs/s/pareto/trial-….yaml" in printed
+
+
 def test_resumed_sweep_keeps_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
     sweep(trials=1)
-    for flags in (["--gamma", "0.5"], ["--sampler", "random"], ["--space", "other.yaml"]):
+    for flags in (
+        ["--gamma", "0.5"],
+        ["--sampler", "random"],
+        ["--space", "other.yaml"],
+        ["--objective", "return-per-gpu-second"],
+    ):
         assert command_line(["sweep", "--resume", "runs/s", *flags]) == 2
         assert f"A resumed sweep keeps its settings; remove {flags[0]}" in capsys.readouterr().err
 

@@ -22,7 +22,9 @@ class Clock:
 
 
 def over(number: int, value: float | None, state: Any = "finished", error: str | None = None) -> TrialRecord:
-    return TrialRecord(number, state, value, {"gamma": 0.9}, Path(f"trial-{number}"), 1.0, error=error)
+    return TrialRecord(
+        number, state, () if value is None else (value,), {"gamma": 0.9}, Path(f"trial-{number}"), 1.0, error=error
+    )
 
 
 def shown(*, is_terminal: bool, earlier: tuple[TrialRecord, ...] = (), quiet: bool = False) -> str:
@@ -32,7 +34,7 @@ def shown(*, is_terminal: bool, earlier: tuple[TrialRecord, ...] = (), quiet: bo
     with SweepDisplay(8, earlier, console, clock, quiet=quiet) as display:
         first = len(earlier)
         for number in range(first, first + 4):
-            display.trial_started(number, {"learning_rate": 3e-4, "net_arch": (64, 64)})
+            display.trial_started(number, {"learning_rate": 3e-4, "net_arch": (64, 64)}, 2)
         runs = [display.of(first + 3, f"seed-{seed}") for seed in (0, 1)]
         clock.now = 10.0
         display.trial_ended(over(first, 20.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 
 from unidle.config import Config, recipe_for
 from unidle.sweeps.folder import SweepFolder
+from unidle.sweeps.objectives import Objective
 from unidle.sweeps.page import write_sweep_page
 from unidle.sweeps.parallel import parallel_coordinates
+from unidle.sweeps.pareto import pareto_chart
 from unidle.sweeps.plan import Plan
-from unidle.sweeps.records import TrialRecord, best_of
+from unidle.sweeps.records import TrialRecord, best_of, front_of
 from unidle.sweeps.space import read_space
 
 SPACE: dict[str, Any] = {
@@ -34,7 +37,8 @@ def trial(folder: SweepFolder, number: int, value: float | None, state: Any = "f
     settings = {"gamma": 0.99, "n_steps": 32, "net_arch": [64, 64]}
     parameters = {"one_minus_gamma": 0.01, "log2_n_steps": 5, "net_arch": "64,64"}
     error = "no <licence>" if state == "failed" else None
-    return TrialRecord(number, state, value, settings, folder.trial(number), 61.0, {}, parameters, error)
+    values = () if value is None else (value,)
+    return TrialRecord(number, state, values, settings, folder.trial(number), 61.0, {}, parameters, error)
 
 
 def test_page_lists_the_trials_best_first_with_links(folder: SweepFolder) -> None:
@@ -54,6 +58,40 @@ def test_page_lists_the_trials_best_first_with_links(folder: SweepFolder) -> Non
     assert re.search(r">gamma</text><rect .*?>75 %</text>", page)
     assert "<b>CartPole</b>" not in page
     assert "no &lt;licence&gt;" in page
+
+
+def of_two(folder: SweepFolder, number: int, mean_return: float, seconds: float) -> TrialRecord:
+    objectives: tuple[Objective, ...] = ("return", "time-to-target")
+    return replace(trial(folder, number, 0.0), values=(mean_return, seconds), objectives=objectives)
+
+
+def test_front_are_the_trials_that_none_is_better_than(folder: SweepFolder) -> None:
+    values = [(10.0, 60.0), (20.0, 90.0), (9.0, 60.0), (20.0, 95.0), (5.0, 30.0), (20.0, 90.0)]
+    trials = [of_two(folder, number, *each) for number, each in enumerate(values)]
+    assert [each.number for each in front_of(trials)] == [1, 5, 0, 4]
+    assert front_of([trial(folder, 0, 3.0), trial(folder, 1, 4.0)])[0].number == 1
+    assert front_of([trial(folder, 0, None, "failed")]) == []
+
+
+def test_page_of_two_objectives_shows_the_trade_off(folder: SweepFolder) -> None:
+    folder.plan = Plan(trials=9, objectives=("return", "time-to-target"))
+    values = [(10.0, 60.0), (9.0, 75.0), (5.0, 30.0), (4.0, 1e9 + 1)]
+    trials = [of_two(folder, number, *each) for number, each in enumerate(values)]
+    page = write_sweep_page(folder, trials, {}).read_text()
+    rows = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>', page)
+    assert rows == [
+        ("0", "10.00", "1 min 00 s", "finished, Pareto front"),
+        ("1", "9.00", "1 min 15 s", "finished"),
+        ("2", "5.00", "30.0 s", "finished, Pareto front"),
+        ("3", "4.00", "not reached", "finished"),
+    ]
+    chart = ElementTree.fromstring(pareto_chart(trials))
+    dots = chart.findall("{*}circle")
+    assert [dot.get("class") for dot in dots] == ["fill c0", "fill c5", "fill c0"]  # one did not reach the target
+    assert float(dots[0].get("cy", "")) < float(dots[1].get("cy", "")) < float(dots[2].get("cy", ""))
+    assert float(dots[2].get("cx", "")) < float(dots[0].get("cx", "")) < float(dots[1].get("cx", ""))
+    assert "Return over time to the target" not in page
+    assert "return over time to the target" in page
 
 
 def test_page_without_a_finished_trial_says_so(folder: SweepFolder) -> None:

@@ -24,11 +24,11 @@ from unidle.engine.placement import choose_device
 from unidle.engine.sharing import Sharing
 from unidle.engine.trainer import Trainer
 from unidle.envs.make import EnvMaker
-from unidle.errors import TrainingError
+from unidle.errors import TrainingError, UsageError
 from unidle.groups.display import GroupDisplay
 from unidle.groups.folder import GroupFolder
 from unidle.groups.page import write_group_page
-from unidle.groups.training import in_words, train_group
+from unidle.groups.training import Supervisor, train_group
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.metrics.writer import MetricWriter
 from unidle.nn.actor_critic import NetworkFactory
@@ -79,26 +79,52 @@ class Build:
         return trained
 
     @guarded_output()
-    def train_group(self, group: GroupFolder, configs: Sequence[Config], notes: Sequence[str]) -> TrainedGroup:
-        """Train the runs of a group, each in its own folder; TrainingError at the end if some of them failed."""
+    def train_group(
+        self,
+        group: GroupFolder,
+        configs: Mapping[Path, Config],
+        notes: Sequence[str],
+        failures: Mapping[str, str] | None = None,
+        supervisor: Supervisor | None = None,
+    ) -> TrainedGroup:
+        """Train the runs of a group, each in its own folder; TrainingError at the end if some of them failed.
+
+        `failures`: why those that have no config cannot be trained, by the names of their folders.
+        """
         limit_threads()
-        names = [path.name for path in group.runs]
-        with GroupDisplay(names, quiet=self.quiet) as display:
+        failed = dict(failures or {})
+        with GroupDisplay([path.name for path in group.runs], quiet=self.quiet) as display:
             for note in notes:
                 display.on_message(note)
-            result = train_group(group, configs, self.new_run, display)
-        group.save({name: in_words(error) for name, error in result.errors.items()})
-        for path in group.runs:
-            self.report(write_report, path, display)
-        self.report(partial(write_group_page, runs=group.runs, failures=group.failures), group.path, display)
-        if result.errors:
-            reasons = "\n".join(f"{name}: {reason}" for name, reason in group.failures.items())
+            for name, reason in failed.items():
+                display.of(name).on_failure(reason)
+            try:
+                stopped_by = train_group(configs, self.new_run, display, failed, supervisor)
+            except BaseException as error:
+                if group.has_checkpoint:
+                    with suppress(Exception):  # raise the original error
+                        self._close_group(group, failed, display)
+                if isinstance(error, KeyboardInterrupt):
+                    kept = "the last checkpoints are kept" if group.has_checkpoint else "there is no checkpoint yet"
+                    raise KeyboardInterrupt(kept) from None
+                raise
+        self._close_group(group, failed, display)
+        if failed:
+            reasons = "\n".join(f"{name}: {reason}" for name, reason in failed.items())
             raise TrainingError(
-                f"{len(result.errors)} of {len(group.runs)} runs in {display_path(group.path)} failed.\n{reasons}"
+                f"{len(failed)} of {len(group.runs)} runs in {display_path(group.path)} failed.\n{reasons}"
             )
         trained = TrainedGroup(group.path, self.maker, self.network)
-        trained.stopped_by = result.stopped_by
+        trained.stopped_by = stopped_by
         return trained
+
+    def _close_group(self, group: GroupFolder, failures: Mapping[str, str], display: GroupDisplay) -> None:
+        """Write what has failed, and the reports."""
+        group.save(failures)
+        for path in group.runs:
+            with suppress(UsageError):  # its files cannot be read: the page of the group says so
+                self.report(write_report, path, display)
+        self.report(partial(write_group_page, runs=group.runs, failures=group.failures), group.path, display)
 
     def new_run(
         self, config: Config, path: Path, display: ProgressDisplay, sharing: Sharing, interrupts: Interrupts

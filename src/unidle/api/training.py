@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -15,7 +15,7 @@ from unidle.api.job import maker_for, maker_of, resolve_job
 from unidle.api.trained import TrainedGroup, TrainedRun
 from unidle.config import Config
 from unidle.config.convert import in_brief
-from unidle.config.files import display_path
+from unidle.config.files import GROUP_FILE, PBT_FILE, display_path
 from unidle.config.renamed import with_current_names, without_aliases
 from unidle.config.resolve import resumed, resumed_job
 from unidle.engine.build import resolve_network
@@ -58,7 +58,8 @@ def train(
     environment from `gymnasium.make`, which is created again. `wrappers` are names ("module:callable") or callables.
     `settings` are the command line's flags with underscores (timesteps=200_000, seed=1, n_envs=8, …); they override
     `engine` (a YAML file that `unidle tune` wrote), which overrides `config` (a YAML file), which overrides `preset`.
-    `resume="auto"` resumes the run of this name if there is one, so that the same call may start again and again.
+    `resume="auto"` resumes the run or group of this name if there is one, so that the same call may start again and
+    again.
     """
     if resume not in (None, "auto"):
         raise UsageError(f'`resume` is {in_brief(resume)}; use "auto", or unidle.resume(folder).')
@@ -67,9 +68,7 @@ def train(
     rest = (job.notes, job.maker, job.network, callbacks, writers, quiet, job.cwd)
     if seeds is None:
         return start(job.config, *rest, resume, job.keep)
-    if resume is not None:
-        raise UsageError("`seeds` starts a new group; resume one with unidle.resume_group(folder).")
-    return start_group(job.config, seeds, *rest)
+    return start_group(job.config, seeds, *rest, resume, job.keep)
 
 
 def start(
@@ -124,8 +123,14 @@ def start_group(
     writers: Sequence[MetricWriter] = (),
     quiet: bool = False,
     cwd: Path | None = None,
+    resume: Literal["auto"] | None = None,
+    keep: Sequence[str] = (),
 ) -> TrainedGroup:
-    """Train a validated config with several seeds, in run folders of a new group folder."""
+    """Train a validated config with several seeds, in run folders of a new group folder.
+
+    With `resume`, in the folder of the group that this config started before, if there is one, whose runs keep their
+    settings `keep`.
+    """
     cwd = cwd or Path.cwd()
     chosen = seeds_from(seeds, config)
     if writers:
@@ -136,19 +141,71 @@ def start_group(
         config = config.with_run(init_from=str(cwd / config.run.init_from))
     maker = maker_for(maker or maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
+    build = Build(maker, network, callbacks or Callbacks(), (), quiet, cwd)
+    before = existing_path(config, cwd, "seeds", GROUP_FILE) if resume else None
+    if before is not None:
+        return _resume_same_group(GroupFolder.open(before), chosen, config, keep, build, notes)
     path = new_path(config, cwd, "seeds")
     path.mkdir(parents=True, exist_ok=True)
     group = GroupFolder.create(path, chosen)
-    configs = [
-        config.with_run(seed=seed, run_name=folder.name, runs_dir=str(Path(config.run.runs_dir) / path.name))
-        for seed, folder in zip(chosen, group.runs, strict=True)
-    ]
-    build = Build(maker, network, callbacks or Callbacks(), (), quiet, cwd)
+    configs = {folder: member_config(config, seed, folder) for seed, folder in zip(chosen, group.runs, strict=True)}
     try:
         return build.train_group(group, configs, notes)
     except BaseException:
         group.discard()
         raise
+
+
+def member_config(config: Config, seed: int, folder: Path) -> Config:
+    """The config of a group's run."""
+    parent = Path(config.run.runs_dir) / folder.parent.name
+    return config.with_run(seed=seed, run_name=folder.name, runs_dir=str(parent))
+
+
+def _resume_same_group(
+    group: GroupFolder, seeds: Sequence[int], config: Config, keep: Sequence[str], build: Build, notes: Sequence[str]
+) -> TrainedGroup:
+    """`--resume auto`: continue the group that `config` started before."""
+    shown = display_path(group.path)
+    if {*seeds} != {*group.seeds}:
+        had = ", ".join(map(str, group.seeds))
+        raise UsageError(f"The group {shown} has other seeds ({had}); give these, or choose another --run-name.")
+
+    def change(before: Config) -> Config:
+        return resumed_job(before, config.with_run(seed=before.run.seed), keep, shown)
+
+    configs, broken = resumed_configs(group, change)
+    for seed, folder in zip(group.seeds, group.runs, strict=True):  # stopped before they had a folder
+        if folder not in configs and folder.name not in broken:
+            configs[folder] = member_config(config, seed, folder)
+    return build.train_group(group, configs, [*notes, f"Resuming {shown}."], broken)
+
+
+def resumed_configs(
+    group: GroupFolder, change: Callable[[Config], Config]
+) -> tuple[dict[Path, Config], dict[str, str]]:
+    """The configs with which a group's runs resume, and why others cannot, by name; UsageError if none can.
+
+    Runs without a folder are in neither.
+    """
+    found: dict[Path, Config] = {}
+    configs: dict[Path, Config] = {}
+    damaged: dict[str, UsageError] = {}
+    refused: dict[str, UsageError] = {}
+    for folder in group.runs:
+        if (folder / "config.yaml").is_file():
+            try:
+                found[folder] = RunFolder.open(folder).config()
+            except UsageError as error:
+                damaged[folder.name] = error
+    for folder, config in found.items():
+        try:
+            configs[folder] = change(config)
+        except UsageError as error:
+            refused[folder.name] = error
+    if not configs and (errors := [*refused.values(), *damaged.values()]):
+        raise errors[0]
+    return configs, {name: str(error) for name, error in (damaged | refused).items()}
 
 
 def resume_group(
@@ -164,27 +221,30 @@ def resume_group(
     quiet: bool = False,
     **settings: Any,
 ) -> TrainedGroup:
-    """Resume every run of a group from its latest checkpoint; arguments as for `resume`."""
+    """Resume every run of a group from its latest checkpoint; arguments as for `resume`.
+
+    A run whose config.yaml is damaged does not keep the others from training: TrainingError names it at the end.
+    """
     cwd = Path.cwd()
     group = GroupFolder.open(cwd / path)
+    if (group.path / PBT_FILE).exists():
+        raise UsageError(f"{display_path(group.path)} is a population; resume it with unidle.resume_population.")
     settings, renamings = with_current_names(without_aliases(settings))
-    existing = [folder for folder in group.runs if (folder / "config.yaml").is_file()]
-    if not existing:
+    configs, broken = resumed_configs(group, lambda before: resumed(before, settings, display_path(group.path)))
+    if not configs:
         raise UsageError(f"{display_path(group.path)} has no run to resume; start a new group.")
-    recipe = RunFolder.open(existing[0]).config()  # of those that were stopped before they had a folder
-    configs = []
-    for seed, folder in zip(group.seeds, group.runs, strict=True):
-        config = RunFolder.open(folder).config() if folder in existing else recipe
-        configs.append(resumed(config.with_run(seed=seed, run_name=folder.name), settings, str(folder)))
+    recipe = next(iter(configs.values()))
     named = ["wrappers", *(["env"] if env is None else []), *(["network"] if network is None else [])]
-    for folder, config in zip(group.runs, configs, strict=True):
-        if folder in existing:
-            require_trust(folder, config, named, trust)
+    for folder, config in configs.items():
+        require_trust(folder, config, named, trust)
+    for seed, folder in zip(group.seeds, group.runs, strict=True):  # stopped before they had a folder
+        if folder not in configs and folder.name not in broken:
+            configs[folder] = recipe.with_run(seed=seed, run_name=folder.name)
     maker = maker_of(recipe) if env is None else env_maker(env, recipe.run.env_kwargs, recipe.run.env_wrappers)
     factory = network or resolve_network(recipe.recipe.network)[0]
     callbacks = Callbacks(on_start, after_iteration, after_evaluation, on_end)
     build = Build(maker_for(maker, recipe), factory, callbacks, (), quiet, cwd)
-    return build.train_group(group, configs, renamings)
+    return build.train_group(group, configs, renamings, broken)
 
 
 def resume(

@@ -16,22 +16,29 @@ from unidle.config.presets import preset_names
 from unidle.config.settings import RECIPES
 
 _SCRIPT = """_unidle() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} choices=
-  if [ "$COMP_CWORD" = 1 ] || [ "$before" = help ]; then
+  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} choices= start=0 i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    if [ "${{COMP_WORDS[i]}}" = -- ]; then start=$((i + 1)); fi
+  done
+  if [ "$start" -gt 0 ] && [ "${{COMP_WORDS[start]}}" != unidle ]; then
+    :
+  elif [ "$COMP_CWORD" = $((start + 1)) ] || [ "$before" = help ]; then
     choices="{commands}"
   elif [ "$before" = --algo ]; then
     choices="{algos}"
   elif [ "$before" = --preset ]; then
     choices="{presets}"
   elif [ "${{word#-}}" != "$word" ]; then
-    case ${{COMP_WORDS[1]}} in
+    case ${{COMP_WORDS[start + 1]}} in
 {flags}
     esac
   fi
   COMPREPLY=($(compgen -W "$choices" -- "$word"))
 }}
 complete -o default -F _unidle unidle"""
-_WITH_ALGORITHMS = ("train", "tune", "diagnose")
+_WITH_ALGORITHMS = ("train", "sweep", "tune", "diagnose")
+_SWITCH = re.compile(r"--([a-z-]+) \| --no-…")
+_FLAG = re.compile(r"--[a-z][a-z-]*")
 _BEFORE = {"bash": "", "zsh": "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n"}
 
 
@@ -67,5 +74,6 @@ def _flags(command: Callable[[list[str]], object], algos: bool) -> list[str]:
         help_text = io.StringIO()
         with contextlib.redirect_stdout(help_text), contextlib.suppress(SystemExit):
             command([*(["--algo", algo] if algo else []), "--help-all"])
-        found |= dict.fromkeys(re.findall(r"--[a-z][a-z-]*", help_text.getvalue()))
+        _, first, options = help_text.getvalue().rpartition("-h, --help")  # before: a text with flags of other commands
+        found |= dict.fromkeys(_FLAG.findall(_SWITCH.sub(r"--\1 --no-\1", first + options)))
     return list(found)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 import yaml
@@ -300,9 +300,10 @@ def _wrappers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[Any, ..
     """gymnasium.wrappers:ClipReward"""
     if info.type_origin is not tuple or get_args(info.type)[0] in (int, float):
         return None
+    kind = get_args(info.type)[0]
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar="NAME,…" if get_args(info.type)[0] is str else "MODULE:CALLABLE,…",
+        metavar="NAME,…" if kind is str or get_origin(kind) is Literal else "MODULE:CALLABLE,…",
         instance_from_str=lambda words: tuple(name for name in words[0].split(",") if name),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [_write(value)],

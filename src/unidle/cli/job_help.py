@@ -18,8 +18,21 @@ if TYPE_CHECKING:
     from unidle.cli.job import JobFlags
 
 _COMMON = (
-    *("env", "algo", "preset", "config", "timesteps", "seed", "seeds", "n_envs", "device", "run_name", "runs_dir"),
-    *("trials", "at_once", "seeds_per_trial", "space", "sampler", "pruner"),
+    *(
+        "env",
+        "algo",
+        "preset",
+        "config",
+        "timesteps",
+        "seed",
+        "seeds",
+        "pbt",
+        "n_envs",
+        "device",
+        "run_name",
+        "runs_dir",
+    ),
+    *("trials", "at_once", "seeds_per_trial", "space", "sampler", "pruner", "objective"),
     *("eval_every", "resume", "budget", "seconds", "out", "quiet", "json"),
 )
 _MORE = "These are the most common flags: add --algo sac to see all settings of SAC, --help-all to see every flag."

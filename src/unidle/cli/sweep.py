@@ -15,9 +15,12 @@ from unidle.cli.trust import is_trusted
 from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.errors import UsageError, explain_out_of_memory
+from unidle.sweeps.objectives import LABELS, Objective
 from unidle.sweeps.plan import Plan, Pruner, Sampler
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from unidle.sweeps.sweep import Sweep
 
 
@@ -26,8 +29,8 @@ class _SweepFlags(JobFlags):
     """Search for the best settings of a job: train trials with settings that Optuna chooses, several at a time.
 
     Takes all settings of `unidle train`; those given are not searched. A trial is judged by the mean return of its
-    last evaluation. The best settings are written to best.yaml, for `unidle train --config`. Ctrl-C stops and saves the
-    trials that are running; --resume continues them. Needs the extra `sweep`.
+    last evaluation, or by --objective. The best settings are written to best.yaml, for `unidle train --config`. Ctrl-C
+    stops and saves the trials that are running; --resume continues them. Needs the extra `sweep`.
     """
 
     trials: int = Plan.trials
@@ -37,12 +40,16 @@ class _SweepFlags(JobFlags):
     seeds_per_trial: int = Plan.seeds_per_trial
     """Runs per trial, with seeds from --seed on; the trial is judged by their mean."""
     space: Path | None = None
-    """YAML file that says which settings to search, and over what; see docs/sweep.md. Omitted: as usual for the
-    algorithm."""
+    """YAML file that says which settings to search, and over what, or the name of a space of unidle's
+    (ppo-large-batch); see docs/sweep.md. Omitted: as usual for the algorithm."""
     sampler: Sampler = Plan.sampler
     """How settings are chosen: tpe learns from the trials so far."""
     pruner: Pruner = Plan.pruner
-    """Which trials are stopped early: median those below the median of the others at the same time."""
+    """Which trials are stopped early: median those below the median of the others at the same time, wilcoxon those that
+    are worse than the best seed by seed; auto: median, or none if trials cannot be compared early."""
+    objective: tuple[Objective, ...] = Plan.objectives
+    """What is optimised: return of the last evaluation, return-per-gpu-second, or time-to-target (--target-return).
+    Several, with commas, give the trials that no other is better than (Pareto front)."""
     budget: str | None = None
     """Time after which no more trials are started, such as 90m or 2h; those that are running finish."""
     resume: Path | None = None
@@ -63,7 +70,9 @@ def sweep_command(argv: list[str]) -> Result | WithCode:
         return _resume(argv, Path(path))
     job = job_of(_SweepFlags, argv, "sweep")
     flags, seconds = job.flags, _seconds(job.flags)
-    plan = Plan(flags.trials, flags.at_once, flags.seeds_per_trial, flags.sampler, flags.pruner)
+    plan = Plan(
+        flags.trials, flags.at_once, flags.seeds_per_trial, flags.sampler, flags.pruner, objectives=flags.objective
+    )
 
     from unidle.sweeps.sweep import start_sweep
 
@@ -98,12 +107,13 @@ def _resume(argv: list[str], path: Path) -> Result | WithCode:
         seeds_per_trial=plan.seeds_per_trial,
         sampler=plan.sampler,
         pruner=plan.pruner,
+        objective=plan.objectives,
         resume=path,
     )
     flags = parse(_SweepFlags, normalise_flags(normalise_flags(argv), config.recipe.algo), "sweep", before)
     new, old = Config(flags.recipe, flags.engine, flags.run).flat(), config.flat()
     changed = [name for name, value in new.items() if value != old[name]]
-    fixed = ("config", "engine_file", "site", "seeds_per_trial", "space", "sampler", "pruner")
+    fixed = ("config", "engine_file", "site", "seeds_per_trial", "space", "sampler", "pruner", "objective")
     changed += [name.removesuffix("_file") for name in fixed if getattr(flags, name) != getattr(before, name)]
     if changed:
         flag = changed[0].replace("_", "-")
@@ -129,19 +139,38 @@ def _close(swept: Sweep, flags: _SweepFlags) -> Result | WithCode:
     if not flags.json and not flags.quiet:
         from rich.console import Console
 
-        from unidle.formatting import score
         from unidle.report.terminal.summary import print_facts
         from unidle.sweeps.records import value_text
 
         console, best = Console(highlight=False), swept.best_trial
         facts = {}
-        if best is not None and best.value is not None:
+        if best is not None and len(best.objectives) > 1:
+            console.print()
+            console.print(_front_table(swept))
+            facts["train"] = f"unidle train --config {display_path(swept.path)}/pareto/trial-….yaml"
+        elif best is not None:
             console.print()
             print_facts(console, {name: value_text(value) for name, value in best.settings.items()})
-            facts["best"] = f"trial {best.number}, return {score(best.value)}"
+            facts["best"] = f"trial {best.number}, {LABELS[best.objectives[0]]} {best.values_in_words[0]}"
             facts["train"] = f"unidle train --config {display_path(swept.best_file)}"
         if any(not trial.is_over for trial in swept.trials):
             facts["continue"] = f"unidle sweep --resume {display_path(swept.path)}"
         console.print()
         print_facts(console, facts | {"report": display_path(swept.report)})
     return result if swept.stopped_by is None else signalled(result, swept.stopped_by)
+
+
+def _front_table(swept: Sweep) -> Table:
+    """The trials that no other is better than."""
+    from rich.table import Table
+
+    from unidle.sweeps.records import settings_text
+
+    front = swept.front
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("trial", *(LABELS[objective] for objective in front[0].objectives)):
+        table.add_column(name, justify="right")
+    table.add_column("settings")
+    for trial in front:
+        table.add_row(str(trial.number), *trial.values_in_words, settings_text(trial.settings))
+    return table

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from unidle.cli.flags import Result, normalise_flags, parse, peek, replace_renamed_flags, wants_help
-from unidle.cli.job import JobFlags, job_of, with_env_flag
+from unidle.cli.flags import Result, given_settings, normalise_flags, parse, peek, replace_renamed_flags, wants_help
+from unidle.cli.job import Job, JobFlags, job_of, with_env_flag
 from unidle.cli.results import WithCode, signalled
 from unidle.cli.trust import is_trusted
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
-from unidle.config.files import GROUP_FILE, display_path, load_yaml, run_config_file
+from unidle.config.files import GROUP_FILE, PBT_FILE, display_path, load_yaml, run_config_file
 from unidle.config.machine import gpu_name
 from unidle.errors import UsageError, explain_out_of_memory
 
@@ -31,11 +32,15 @@ class _TrainFlags(JobFlags):
     """
 
     resume: Path | None = None
-    """Run folder to resume from its latest checkpoint; auto: the run of this name if it exists, else a new one."""
+    """Run or group folder to resume; auto: that of this name, if there is one."""
     trust: bool = False
     """With --resume: trust a run that you did not create, and import the code named in its config."""
     seeds: str | None = None
-    """Train several runs at the same time: their number (8: seeds from --seed on), or a list of seeds (1,2,5)."""
+    """Train several runs at the same time: their number (8), or a list of seeds (1,2,5)."""
+    pbt: bool = False
+    """With --seeds: population-based training."""
+    space: Path | None = None
+    """With --pbt: YAML file of the settings to search."""
     quiet: bool = False
     """Show no progress, only warnings."""
     json: bool = False
@@ -52,14 +57,30 @@ def train_command(argv: list[str]) -> Result | WithCode:
 
     from unidle.api import start, start_group
 
-    if job.flags.seeds is not None:
-        if path:
-            raise UsageError("--seeds starts a new group of runs; resume one with --resume and its folder.")
-        group = start_group(job.config, job.flags.seeds, job.notes, job.maker, quiet=job.flags.quiet, cwd=job.cwd)
-        return _close_group(group, job.flags)
     resume: Literal["auto"] | None = "auto" if path else None
-    trained = start(job.config, job.notes, job.maker, quiet=job.flags.quiet, cwd=job.cwd, resume=resume, keep=job.keep)
+    if job.flags.pbt:
+        return _train_population(job.flags, job, argv)
+    if job.flags.space is not None:
+        raise UsageError("--space is for --pbt, and for `unidle sweep`; add --pbt, or remove it.")
+    how: dict[str, Any] = {"quiet": job.flags.quiet, "cwd": job.cwd, "resume": resume, "keep": job.keep}
+    if job.flags.seeds is not None:
+        return _close_group(start_group(job.config, job.flags.seeds, job.notes, job.maker, **how), job.flags)
+    trained = start(job.config, job.notes, job.maker, **how)
     return _close(trained, job.flags)
+
+
+def _train_population(flags: _TrainFlags, job: Job[_TrainFlags], argv: list[str]) -> Result | WithCode:
+    from unidle.sweeps.pbt import start_population
+
+    if flags.seeds is None:
+        raise UsageError("--pbt trains a population; add its size, such as --seeds 8.")
+    if flags.resume is not None:
+        raise UsageError("--resume auto cannot continue a population; use --resume and its folder.")
+    fixed = given_settings(with_env_flag(argv))
+    group = start_population(
+        job.config, flags.seeds, flags.space, fixed, job.notes, job.maker, quiet=flags.quiet, cwd=job.cwd
+    )
+    return _close_group(group, flags)
 
 
 def _resume(argv: list[str]) -> Result | WithCode:
@@ -93,6 +114,12 @@ def _resume(argv: list[str]) -> Result | WithCode:
 
     if flags.seeds is not None:
         raise UsageError("A group keeps its seeds; remove --seeds, or start a new group.")
+    if flags.pbt or flags.space is not None:
+        raise UsageError("A population is resumed as it was started; remove --pbt and --space.")
+    if is_group and (path / PBT_FILE).is_file():
+        from unidle.sweeps.pbt import resume_population
+
+        return _close_group(resume_population(path, trust=flags.trust, quiet=flags.quiet, **changes), flags)
     if is_group:
         return _close_group(resume_group(path, trust=flags.trust, quiet=flags.quiet, **changes), flags)
     trust = is_trusted(path, ["env", "wrappers", "network"], flags.trust)
@@ -100,10 +127,14 @@ def _resume(argv: list[str]) -> Result | WithCode:
 
 
 def _first_run(group: Path) -> Path:
-    """The first run of a group that has a folder; all have the same recipe."""
+    """The first run of a group whose config can be read; all have the same recipe."""
     found = sorted(file.parent for file in group.glob("seed-*/config.yaml"))
     if not found:
         raise UsageError(f"{display_path(group)} has no run to resume; start a new group.")
+    for run in found:
+        with suppress(UsageError):
+            load_yaml(run / "config.yaml")
+            return run
     return found[0]
 
 

@@ -16,5 +16,5 @@ def field_docs(part: type) -> dict[str, str]:
         assert isinstance(tree, ast.ClassDef)
         for field, text in pairwise(tree.body):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-                found[field.target.id] = ast.literal_eval(text.value)
+                found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
     return found

@@ -24,6 +24,7 @@ _MAX_VALUES = 100_000  # with every alias (*name) expanded
 _STARTED_IN = Path.cwd()
 
 GROUP_FILE = "group.yaml"  # in the folder of a group of runs
+PBT_FILE = "pbt.yaml"  # also there, if it is a population
 SWEEP_FILE = "sweep.yaml"  # in the folder of a sweep
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -52,6 +52,10 @@ _NO_CALLBACKS = Callbacks()
 _NO_SCHEDULES: Mapping[str, Schedule] = {}
 
 
+def _no_pause() -> Turns[None]:
+    yield from ()
+
+
 class Trainer:
     """Collects, learns, evaluates and saves until the run is over."""
 
@@ -85,6 +89,7 @@ class Trainer:
         self.algo.schedules.update(schedules)
         self._learner = Learner(self.algo, self._timeline)
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
+        self.pause: Callable[[], Turns[None]] = _no_pause  # between iterations
         self._interrupts = interrupts or Interrupts()
         self._interrupts.listeners.append(self._interrupt)
         self._stopping = self._interrupts.received is not None  # while a group of runs was being built
@@ -209,13 +214,19 @@ class Trainer:
             self._save()
         yield from self._save_on_failure(self._tracker.run_pending())
         with contextlib.suppress(Stopped):
-            while progress.step < run.timesteps and not self._stopping:
-                yield from self._iterate()
+            while self._goes_on:
+                yield from self.pause()
+                if self._goes_on:
+                    yield from self._iterate()
         if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
             yield from self._save_on_failure(self._tracker.evaluate())
         self._save()
         yield from self._save_on_failure(self._tracker.finish())
         self._saver.finish()
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.progress.step < self.config.run.timesteps and not self._stopping
 
     def _call(self, callbacks: Sequence[Callback]) -> None:
         self._runner.call(callbacks, {"step": self.progress.step}, self.algo.policy)
@@ -365,6 +376,11 @@ class Trainer:
     def stop(self) -> None:
         """End the run after this iteration."""
         self._stopping = True
+
+    def save(self) -> None:
+        """Write a checkpoint, and wait until it is on the disk; between iterations."""
+        self._save()
+        self._saver.finish()
 
     def _interrupt(self) -> None:
         self._stopping = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -48,12 +48,12 @@ class MemberDisplay(SilentDisplay):
         self.step, self.total = 0, 1
         self.record: Record = {}
         self.best: Record | None = None
-        self.is_over = False
+        self.state: str | None = None  # None while it trains
         self._group = group
 
     def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: Record | None) -> None:
         """The run starts, or resumes at `step`."""
-        self.step, self.total, self.best = step, max(1, total_steps), best
+        self.step, self.total, self.best, self.state = step, max(1, total_steps), best, None
         self._group.member_started(facts)
 
     def on_iteration(self, record: Record) -> None:
@@ -72,7 +72,12 @@ class MemberDisplay(SilentDisplay):
 
     def on_end(self) -> None:
         """The run is over."""
-        self.is_over = True
+        self.state = "done"
+
+    def on_failure(self, reason: str) -> None:
+        """The run has failed."""
+        self.state = "failed"
+        self.on_message(f"Failed, and the other runs continue: {reason}")
 
 
 class GroupDisplay:
@@ -170,8 +175,9 @@ class GroupDisplay:
     def _line(self, now: float) -> str:
         returns = [r for m in self._members.values() if (r := number(m.record, "rollout/return_mean")) is not None]
         spread = f"return {score(min(returns))} to {score(max(returns))}" if returns else None
-        over = sum(member.is_over for member in self._members.values())
-        runs = f"{len(self._members)} runs" + (f", {over} done" if over else "")
+        states = Counter(member.state for member in self._members.values())
+        over = [f"{states[state]} {state}" for state in ("done", "failed") if states[state]]
+        runs = ", ".join([f"{len(self._members)} runs", *over])
         return "  ".join(part for part in (f"{runs:>7}", *self._totals(now), spread) if part)
 
     def _table(self, now: float) -> Table:
@@ -189,7 +195,7 @@ class GroupDisplay:
             table.add_row(
                 member.name,
                 short_number(member.step, 4),
-                "done" if member.is_over else f"{100 * member.step // member.total} %",
+                member.state or f"{100 * member.step // member.total} %",
                 "–" if mean is None else score(mean),
                 "–"
                 if member.best is None

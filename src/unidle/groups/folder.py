@@ -13,7 +13,7 @@ import yaml
 
 from unidle.config import Config
 from unidle.config.convert import in_brief
-from unidle.config.files import GROUP_FILE, display_path, read_yaml
+from unidle.config.files import GROUP_FILE, PBT_FILE, display_path, read_yaml
 from unidle.config.validate import check_seed
 from unidle.errors import UsageError
 from unidle.writing import write_atomically
@@ -42,9 +42,14 @@ class GroupFolder:
         content = {"seeds": list(self.seeds)} | ({"failures": self.failures} if failures else {})
         write_atomically(self.path / GROUP_FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether one of the runs has a checkpoint."""
+        return any(self.path.glob("*/checkpoints/*.pt"))
+
     def discard(self) -> None:
         """Remove a group of which no run has a checkpoint, so that its name is free again."""
-        if any(self.path.glob("*/checkpoints/*.pt")):
+        if self.has_checkpoint:
             return
         for run in self.runs:
             with contextlib.suppress(OSError):  # what else is there stays
@@ -53,6 +58,7 @@ class GroupFolder:
                 (run / "checkpoints").rmdir()
                 run.rmdir()
         with contextlib.suppress(OSError):
+            (self.path / PBT_FILE).unlink(missing_ok=True)
             (self.path / GROUP_FILE).unlink()
             self.path.rmdir()
             self.path.parent.rmdir()  # if there is nothing else in it

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unidle.formatting import MISSING, duration, score, short_number
+from unidle.groups.exploits import exploits_table
 from unidle.groups.runs import FINISHED, GroupRun, read_runs
 from unidle.groups.statistics import MIN_RUNS, Spread, aggregate, spread
 from unidle.groups.tables import runs_table, settings_table
@@ -63,6 +64,7 @@ def _page(path: Path, runs: list[GroupRun]) -> str:
     else:
         sections.append('<p class="note">No run has recorded an iteration yet.</p>')
     sections += [runs_table(path, ranked, has_evaluations=measure is _EVALUATION), settings_table(ranked)]
+    sections.append(exploits_table(path))
     source = f"Generated from config.yaml and metrics.jsonl of each run in {path.resolve()}"
     return document(f"{path.resolve().name} · unidle", "\n".join(filter(None, sections)), source)
 

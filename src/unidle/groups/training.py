@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -20,17 +21,8 @@ from unidle.engine.placement import choose_device
 from unidle.engine.sharing import Sharing
 from unidle.engine.trainer import Trainer
 from unidle.errors import TrainingError, UsageError
-from unidle.groups.display import GroupDisplay
-from unidle.groups.folder import GroupFolder
+from unidle.groups.display import GroupDisplay, MemberDisplay
 from unidle.groups.scheduler import Member, Successors, no_successors, take_turns
-
-
-@dataclass(frozen=True)
-class GroupResult:
-    """How the training of a group ended."""
-
-    errors: dict[str, Exception]  # run → why it failed
-    stopped_by: int | None  # the signal that stopped it early
 
 
 def in_words(error: Exception, *, with_traceback: bool = False) -> str:
@@ -64,7 +56,7 @@ class SharedProcess:
             with contextlib.closing(sharing.pools):
                 yield SharedProcess(device, sharing, interrupts, new_run)
 
-    def new_member(self, config: Config, path: Path, display: ProgressDisplay) -> tuple[Trainer, Member]:
+    def new_member(self, config: Config, path: Path, display: MemberDisplay) -> tuple[Trainer, Member]:
         """A run, ready for its first turn."""
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.cuda.stream(stream):  # None: no stream
@@ -75,7 +67,7 @@ class SharedProcess:
             trainer.close()
 
         def say(error: Exception) -> None:
-            display.on_message(f"Failed, and the other runs continue: {in_words(error, with_traceback=True)}")
+            display.on_failure(in_words(error, with_traceback=True))
 
         return trainer, Member(path.name, trainer.train_in_turns(folder), stream, close, say)
 
@@ -89,24 +81,91 @@ class SharedProcess:
         take_turns(members, pools, yields_core=yields_core, successors=successors)
 
 
-def train_group(group: GroupFolder, configs: Sequence[Config], new_run: NewRun, display: GroupDisplay) -> GroupResult:
-    """Train one run per config; a run that fails does not affect the others.
+class Supervisor(Protocol):
+    """Follows the training of a group, and may replace runs that have ended."""
 
-    If one cannot be built, none is trained.
+    def begin(self, process: GroupProcess) -> None:
+        """The group starts to train in this process."""
+
+    def joined(self, member: Member, trainer: Trainer, path: Path) -> None:
+        """A run is ready for its first turn."""
+
+    def successors(self, member: Member) -> Iterable[Member]:
+        """The runs that follow one that has ended."""
+
+
+class Unsupervised:
+    """Each run trains once. Implements `Supervisor`."""
+
+    def begin(self, process: GroupProcess) -> None:
+        """Do nothing."""
+
+    def joined(self, member: Member, trainer: Trainer, path: Path) -> None:
+        """Do nothing."""
+
+    def successors(self, member: Member) -> Iterable[Member]:
+        """None."""
+        return ()
+
+
+@dataclass(frozen=True)
+class GroupProcess:
+    """The runs of a group, as they train in this process."""
+
+    shared: SharedProcess
+    supervisor: Supervisor
+    _display: GroupDisplay
+    members: dict[Path, Member] = field(default_factory=dict)
+    trainers: dict[Path, Trainer] = field(default_factory=dict)
+
+    def join(self, config: Config, path: Path) -> Member:
+        """A run of the group, or one that replaces it in its folder."""
+        trainer, member = self.shared.new_member(config, path, self._display.of(path.name))
+        self.trainers[path], self.members[path] = trainer, member
+        self.supervisor.joined(member, trainer, path)
+        return member
+
+    def replace(self, config: Config, path: Path) -> list[Member]:
+        """The run that replaces one that has ended; none, and a failure of that run, if it cannot be built."""
+        try:
+            return [self.join(config, path)]
+        except Exception as error:
+            self.members[path].error = error
+            self._display.of(path.name).on_failure(in_words(error))
+            return []
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why runs have failed, by their names."""
+        members = self.members.values()
+        return {member.name: in_words(member.error) for member in members if member.error is not None}
+
+
+def train_group(
+    configs: Mapping[Path, Config],
+    new_run: NewRun,
+    display: GroupDisplay,
+    failures: dict[str, str],
+    supervisor: Supervisor | None = None,
+) -> int | None:
+    """Train one run per folder in `configs`; one that fails is noted in `failures`, and does not affect the others.
+
+    If one cannot be built, none is trained. Returns the signal that stopped the group early.
     """
-    trainers: list[Trainer] = []
-    members: list[Member] = []
-    with SharedProcess.among(len(configs), choose_device(configs[0].engine.device), new_run) as process:
+    device = choose_device(next(iter(configs.values())).engine.device)
+    with SharedProcess.among(len(configs), device, new_run) as shared:
+        process = GroupProcess(shared, supervisor or Unsupervised(), display)
+        process.supervisor.begin(process)
         with contextlib.ExitStack() as built:
-            for config, path in zip(configs, group.runs, strict=True):
-                if process.interrupts.received is not None:
+            for path, config in configs.items():
+                if shared.interrupts.received is not None:
                     break
-                trainer, member = process.new_member(config, path, display.of(path.name))
-                built.callback(member.end)
-                trainers.append(trainer)
-                members.append(member)
+                built.callback(process.join(config, path).end)
             built.pop_all()
-        process.take_turns(members, trainers)
-    errors = {member.name: member.error for member in members if member.error is not None}
-    is_complete = len(members) == len(configs) and all(trainer.stopped_by is None for trainer in trainers)
-    return GroupResult(errors, None if is_complete else process.interrupts.received)
+        trainers = process.trainers.values()
+        try:
+            shared.take_turns(list(process.members.values()), trainers, process.supervisor.successors)
+        finally:  # also after a second Ctrl-C
+            failures.update(process.failures)
+        is_complete = len(trainers) == len(configs) and all(trainer.stopped_by is None for trainer in trainers)
+        return None if is_complete else shared.interrupts.received

@@ -31,12 +31,13 @@ class _Row:
     """A running trial."""
 
     settings: str
+    n_runs: int  # also those that start later
     runs: list[MemberDisplay] = field(default_factory=list)
 
     @property
     def share(self) -> float:
         """How much of it is done."""
-        return sum(run.step / run.total for run in self.runs) / max(1, len(self.runs))
+        return sum(run.step / run.total for run in self.runs) / self.n_runs
 
 
 class SweepDisplay:
@@ -79,9 +80,9 @@ class SweepDisplay:
         if not self._quiet:
             print_facts(self._console, facts)
 
-    def trial_started(self, trial: int, settings: dict[str, Any]) -> None:
-        """A trial starts with these settings."""
-        self._rows[trial] = _Row(settings_text(settings))
+    def trial_started(self, trial: int, settings: dict[str, Any], n_runs: int) -> None:
+        """A trial of so many runs starts with these settings."""
+        self._rows[trial] = _Row(settings_text(settings), n_runs)
 
     def of(self, trial: int, name: str) -> MemberDisplay:
         """The display of a run of a trial."""
@@ -120,8 +121,8 @@ class SweepDisplay:
         self._live.update(self._table(), refresh=True)
 
     def _line(self, record: TrialRecord) -> str:
-        value = "" if record.value is None else f" {score(record.value)}"
-        parts = [f"trial {record.number}: {record.state}{value}", *self._totals, settings_text(record.settings)]
+        values = f" {', '.join(record.values_in_words)}" if record.values else ""
+        parts = [f"trial {record.number}: {record.state}{values}", *self._totals, settings_text(record.settings)]
         return "  ".join(parts)
 
     def _table(self) -> Group:
@@ -143,7 +144,7 @@ class SweepDisplay:
         return [
             f"{len(self._over)} of {self._n_trials} trials",
             *others,
-            *([f"best {score(best.value)}, trial {best.number}"] if best and best.value is not None else []),
+            *([f"best {best.values_in_words[0]}, trial {best.number}"] if best else []),
             f"{duration(self._clock() - self._began)} elapsed",
             *([f"{duration(left)} left"] if left else []),
         ]

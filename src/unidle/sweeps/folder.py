@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,7 @@ from unidle.engine.checkpoint.trust import sign
 from unidle.errors import UsageError
 from unidle.groups.folder import GroupFolder
 from unidle.locks import release
+from unidle.sweeps.objectives import LABELS
 from unidle.sweeps.plan import Plan
 from unidle.sweeps.records import TrialRecord
 from unidle.sweeps.space import Space, read_space, trial_config
@@ -56,7 +58,8 @@ class SweepFolder:
         job, space = tree.pop("job", None), tree.pop("space", None)
         if not isinstance(job, dict) or not isinstance(space, dict) or not tree.keys() <= asdict(Plan()).keys():
             raise UsageError(f"{source} is not what a sweep wrote; restore it, or start a new sweep.")
-        plan, config = Plan(**tree), config_from(job, source)
+        objectives = tuple(tree.pop("objectives", Plan.objectives))
+        plan, config = Plan(**tree, objectives=objectives), config_from(job, source)
         plan.check()
         return SweepFolder(path, plan, read_space(space, config), config)
 
@@ -106,7 +109,8 @@ class SweepFolder:
 
     def save_trial(self, record: TrialRecord) -> None:
         """Write trial.yaml: how a trial ended."""
-        facts = {"trial": record.number, "state": record.state, "value": record.value, "error": record.error}
+        values: dict[str, float] = dict(zip(record.objectives, record.values))
+        facts = {"trial": record.number, "state": record.state, **values, "error": record.error}
         known = {name: value for name, value in facts.items() if value is not None}
         record.path.mkdir(exist_ok=True)
         text = yaml.safe_dump({**known, "settings": record.settings}, sort_keys=False, allow_unicode=True)
@@ -114,11 +118,27 @@ class SweepFolder:
 
     def save_best(self, best: TrialRecord) -> None:
         """Write best.yaml, for `unidle train --config`."""
-        config = trial_config(self.config, best.settings)
-        tree, default = parse_yaml(config.to_yaml(), "the best trial"), Run()
+        write_atomically(self.best, self._job_of(best))
+
+    def save_front(self, front: Sequence[TrialRecord]) -> None:
+        """Write pareto/trial-3.yaml and so on, for `unidle train --config`: the trials that none is better than."""
+        folder = self.path / "pareto"
+        folder.mkdir(exist_ok=True)
+        files = {self.front_file(record): record for record in front}
+        for path in {*folder.glob("trial-*.yaml")} - files.keys():
+            path.unlink()
+        for path, record in files.items():
+            write_atomically(path, self._job_of(record))
+
+    def front_file(self, record: TrialRecord) -> Path:
+        """The config file of a trial of the Pareto front."""
+        return self.path / "pareto" / f"{record.path.name}.yaml"
+
+    def _job_of(self, trial: TrialRecord) -> str:
+        """The content of a config file with the settings of a trial."""
+        config = trial_config(self.config, trial.settings)
+        tree, default = parse_yaml(config.to_yaml(), "the trial"), Run()
         task = {name: tree["run"][name] for name in _TASK if getattr(config.run, name) != getattr(default, name)}
         text = yaml.safe_dump({"recipe": tree["recipe"], "run": task}, sort_keys=False, allow_unicode=True)
-        comment = (
-            f"# Trial {best.number} of {display_path(self.path)}: mean return {best.value:g} in the last evaluation.\n"
-        )
-        write_atomically(self.best, comment + text)
+        values = [f"{LABELS[name]} {words}" for name, words in zip(trial.objectives, trial.values_in_words)]
+        return f"# Trial {trial.number} of {display_path(self.path)}: {', '.join(values)}.\n{text}"

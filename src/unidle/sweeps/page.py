@@ -8,14 +8,16 @@ from html import escape
 from itertools import accumulate
 from pathlib import Path
 
-from unidle.formatting import MISSING, duration, percent, score
+from unidle.formatting import MISSING, duration, percent
 from unidle.report.page.cards import heading, key_figures, section
 from unidle.report.page.document import document
 from unidle.report.page.phase_colours import Style
 from unidle.report.page.svg import Series, line_chart
 from unidle.sweeps.folder import SweepFolder
+from unidle.sweeps.objectives import LABELS, is_minimised, is_plottable
 from unidle.sweeps.parallel import parallel_coordinates
-from unidle.sweeps.records import TrialRecord, best_of, settings_text, value_text
+from unidle.sweeps.pareto import pareto_chart
+from unidle.sweeps.records import TrialRecord, best_of, front_of, settings_text, value_text
 from unidle.writing import write_atomically
 
 _BAR_HEIGHT, _BAR_WIDTH, _NAME_WIDTH = 22, 260, 170
@@ -23,14 +25,16 @@ _BAR_HEIGHT, _BAR_WIDTH, _NAME_WIDTH = 22, 260, 170
 
 def write_sweep_page(folder: SweepFolder, trials: Sequence[TrialRecord], importances: Mapping[str, float]) -> Path:
     """Write `report.html` into the folder of a sweep; `importances` is empty while there are too few trials."""
-    finished = [trial for trial in trials if trial.state == "finished" and trial.value is not None]
+    finished = [trial for trial in trials if trial.state == "finished" and trial.values]
     sections = [_heading(folder), _figures(folder, trials)]
     if finished:
+        charts = [_history(finished), _importance(folder, importances)]
+        sections.append(section("Progress", "", "two", charts))
+        if len(folder.plan.objectives) > 1:
+            front = "in colour: the trials that no other is better than"
+            sections.append(section("Trade-off", front, "two", [pareto_chart(finished)]))
         remark = "highlighted: the best trial and the best tenth"
-        sections += [
-            section("Progress", "", "two", [_history(finished), _importance(folder, importances)]),
-            section("Settings", remark, "one", [parallel_coordinates(folder.space, finished)]),
-        ]
+        sections.append(section("Settings", remark, "one", [parallel_coordinates(folder.space, finished)]))
     else:
         sections.append('<p class="note">No trial has finished yet.</p>')
     sections.append(_table(folder, trials))
@@ -48,31 +52,39 @@ def _heading(folder: SweepFolder) -> str:
         "sampler": plan.sampler,
         "pruner": plan.pruner,
         "seeds per trial": plan.seeds_per_trial,
+        "objective": " and ".join(LABELS[objective] for objective in plan.objectives),
     }
     return heading("unidle sweep report", folder.path.name, facts)
 
 
 def _figures(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
     states, best = Counter(trial.state for trial in trials), best_of(trials)
-    returns = sorted(trial.value for trial in trials if trial.state == "finished" and trial.value is not None)
+    ranked = sorted((t for t in trials if t.state == "finished" and t.values), key=lambda trial: trial.merits)
+    name = LABELS[folder.plan.objectives[0]]
     figures = [
         ("Trials", f"{len(trials)}", f"of {folder.plan.trials}"),
         ("Finished", f"{states['finished']}", f"{states['pruned']} pruned, {states['failed']} failed"),
-        ("Best return", score(returns[-1]) if returns else MISSING, f"trial {best.number}" if best else ""),
-        ("Median return", score(returns[len(returns) // 2]) if returns else MISSING, "of the finished trials"),
+        (f"Best {name}", best.values_in_words[0] if best else MISSING, f"trial {best.number}" if best else ""),
+        (
+            f"Median {name}",
+            ranked[len(ranked) // 2].values_in_words[0] if ranked else MISSING,
+            "of the finished trials",
+        ),
     ]
     return key_figures(figures)
 
 
 def _history(finished: Sequence[TrialRecord]) -> str:
-    numbers = [float(trial.number) for trial in finished]
-    values = [trial.value for trial in finished if trial.value is not None]
-    best: list[float] = list(accumulate(values, max))
+    objective = finished[0].objectives[0]
+    shown = [trial for trial in finished if is_plottable(objective, trial.values[0])]
+    numbers, values = [float(trial.number) for trial in shown], [trial.values[0] for trial in shown]
+    best: list[float] = list(accumulate(values, min if is_minimised(objective) else max))
     lines = [
         Series("trial", numbers, values, style=Style("c5")),
         Series("best so far", numbers, best, style=Style("c0")),
     ]
-    return line_chart("Return of the finished trials", lines, "trial", "return per episode")
+    name = LABELS[objective]
+    return line_chart(f"{name.capitalize()} of the finished trials", lines, "trial", name)
 
 
 def _importance(folder: SweepFolder, importances: Mapping[str, float]) -> str:
@@ -100,14 +112,16 @@ def _importance(folder: SweepFolder, importances: Mapping[str, float]) -> str:
 
 def _table(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
     """Return one row per trial, the best first, with a link to its report."""
-    ranked = sorted(trials, key=lambda trial: (trial.state != "finished", -(trial.value or 0.0), trial.number))
-    names = [dimension.name for dimension in folder.space.dimensions]
-    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in ("trial", "return", "state", "time", *names))
+    ranked = sorted(trials, key=_rank)
+    front = {trial.number for trial in front_of(trials)} if len(folder.plan.objectives) > 1 else set()
+    labels = [LABELS[objective] for objective in folder.plan.objectives]
+    names = [dimension.setting for dimension in folder.space.dimensions]
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in ("trial", *labels, "state", "time", *names))
     rows = []
     for trial in ranked:
         cells = [
-            MISSING if trial.value is None else score(trial.value),
-            trial.state,
+            *trial.values_in_words,
+            f"{trial.state}, Pareto front" if trial.number in front else trial.state,
             MISSING if trial.seconds is None else duration(trial.seconds),
             *(value_text(trial.settings[name]) if name in trial.settings else MISSING for name in names),
         ]
@@ -116,6 +130,11 @@ def _table(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
         rows.append(f'<tr title="{told}"><th scope="row">{_link(trial)}</th>{row}</tr>')
     table = f'<table class="tasks trials"><tr>{heads}</tr>{"".join(rows)}</table>'
     return section("Trials", "the best first; each links to its run", "one", [table])
+
+
+def _rank(trial: TrialRecord) -> tuple[bool, float, int]:
+    """Sort key: finished trials first, the best first."""
+    return trial.state != "finished", -trial.merits[0] if trial.values else 0.0, trial.number
 
 
 def _link(trial: TrialRecord) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from unidle.formatting import score
+from unidle.sweeps.objectives import LABELS, is_plottable
 from unidle.sweeps.records import TrialRecord, best_of, settings_text, value_text
 from unidle.sweeps.space import Choices, Range, Space
 
@@ -17,35 +17,32 @@ _MAX_LABELS = 6  # of an axis with choices
 
 def parallel_coordinates(space: Space, trials: Sequence[TrialRecord]) -> str:
     """Return an `<svg>` of the finished trials; the best ones are in colour."""
-    ranked = sorted((t for t in trials if t.state == "finished" and t.value is not None), key=_value)
+    known = [t for t in trials if t.state == "finished" and t.values and is_plottable(t.objectives[0], t.values[0])]
+    if not known:
+        return ""
+    ranked, label = sorted(known, key=lambda trial: trial.merits[0]), LABELS[known[0].objectives[0]]
     best, n_coloured = best_of(ranked), max(1, round(_BEST_SHARE * len(ranked)))
-    low, high = _value(ranked[0]), _value(ranked[-1])
+    worst, highest = ranked[0].merits[0], ranked[-1].merits[0]
     width = 2 * _MARGIN + _AXIS_WIDTH * len(space.dimensions)
-    body = [
-        f'<text class="chart-title" x="2" y="17">{escape("Settings of the finished trials, and their returns")}</text>'
-    ]
+    body = [f'<text class="chart-title" x="2" y="17">Settings of the finished trials, and {escape(label)}</text>']
     for index, dimension in enumerate(space.dimensions):
         body.append(_axis(index, dimension.name, _labels(dimension)))
-    body.append(_axis(len(space.dimensions), "return", [(0.0, score(low)), (1.0, score(high))]))
+    ends = [(share, ranked[at].values_in_words[0]) for share, at in ((0.0, 0), (1.0, -1))]
+    body.append(_axis(len(space.dimensions), label, ends))
     for rank, trial in enumerate(ranked):
-        known = [d.fraction(trial.parameters[d.parameter]) for d in space.dimensions if d.parameter in trial.parameters]
-        if len(known) < len(space.dimensions):
+        at = [d.fraction(trial.parameters[d.parameter]) for d in space.dimensions if d.parameter in trial.parameters]
+        if len(at) < len(space.dimensions):
             continue
-        heights = [*known, (_value(trial) - low) / (high - low) if high > low else 0.5]
+        heights = [*at, (trial.merits[0] - worst) / (highest - worst) if highest > worst else 0.5]
         points = " ".join(f"{_x(i):.1f},{_y(height):.1f}" for i, height in enumerate(heights))
         is_coloured = rank >= len(ranked) - n_coloured
         kind = "line c1" if trial is best else "line c0" if is_coloured else "line faint c5"
-        told = f"trial {trial.number}: {score(_value(trial))}, {settings_text(trial.settings)}"
+        told = f"trial {trial.number}: {trial.values_in_words[0]}, {settings_text(trial.settings)}"
         body.append(f'<polyline class="{kind}" points="{points}"><title>{escape(told)}</title></polyline>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {_HEIGHT}" role="img" '
-        f'aria-label="Settings and returns of the trials">{"".join(body)}</svg>'
+        f'aria-label="Settings and results of the trials">{"".join(body)}</svg>'
     )
-
-
-def _value(trial: TrialRecord) -> float:
-    assert trial.value is not None
-    return trial.value
 
 
 def _x(index: int) -> float:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ _MANY_ENVS = 16  # from which on the rollout is that of the preset
 _LEAST_ITERATIONS = 10  # of a trial in a default space
 _OPTIONS = ("log", "one_minus", "power_of_2")  # of a range, true or false
 _NOT_SEARCHED = ("algo", "network", "n_tasks")
+_TOTAL_BATCH = "total_batch"  # n_envs × n_steps: searched in place of n_steps
 _CHECKED_COMBINATIONS = 200
 
 Choice = bool | int | float | str | None  # what Optuna stores
@@ -60,6 +61,11 @@ class Range:
         """The name of what Optuna searches."""
         prefix = "log2_" if self.power_of_2 else "one_minus_" if self.one_minus else ""
         return prefix + self.name
+
+    @property
+    def setting(self) -> str:
+        """The setting that it decides."""
+        return _setting(self.name)
 
     @property
     def _bounds(self) -> tuple[int | float, int | float]:
@@ -103,6 +109,11 @@ class Choices:
         """The name of what Optuna searches."""
         return self.name
 
+    @property
+    def setting(self) -> str:
+        """The setting that it decides."""
+        return _setting(self.name)
+
     def suggest(self, trial: Suggests) -> Any:
         """The value for a trial."""
         labels = {_label(value): value for value in self.ends}
@@ -112,6 +123,10 @@ class Choices:
         """Where a choice lies between the first (0) and the last (1)."""
         labels = [_label(value) for value in self.ends]
         return labels.index(parameter) / (len(labels) - 1) if len(labels) > 1 else 0.5
+
+
+def _setting(name: str) -> str:
+    return "n_steps" if name == _TOTAL_BATCH else name
 
 
 def _label(value: Any) -> Choice:
@@ -148,8 +163,10 @@ class Space:
 
 def trial_config(base: Config, values: dict[str, Any]) -> Config:
     """The validated config of a trial: `base` with these settings, and a batch size that divides its rollout."""
-    config = base.with_values(values, "the space")
+    config = base.with_values({name: value for name, value in values.items() if name != _TOTAL_BATCH}, "the space")
     recipe = config.recipe
+    if _TOTAL_BATCH in values:
+        recipe = dataclasses.replace(recipe, n_steps=max(1, round(values[_TOTAL_BATCH] / recipe.n_envs)))
     if recipe.on_policy and isinstance(recipe.batch_size, int) and recipe.batch_size > 0:
         below, above = nearest_divisors(recipe.total_batch, recipe.batch_size)
         recipe = dataclasses.replace(recipe, batch_size=below if below > 1 else above)
@@ -157,12 +174,14 @@ def trial_config(base: Config, values: dict[str, Any]) -> Config:
 
 
 def read_space(given: Path | Mapping[str, Any] | None, base: Config, fixed: Collection[str] = ()) -> Space:
-    """The space in a file or a mapping, or the default one of the algorithm, checked with the job `base`.
+    """The space in a file or a mapping, one of unidle's by its name, or the default one; checked with the job `base`.
 
-    `fixed` are settings that the user gave: a default space leaves them out.
+    `fixed` are settings that the user gave: a space of unidle's leaves them out.
     """
     if given is None:
-        source, found = _default_space(base, fixed)
+        source, found = _own_space(_default_name(base), base, fixed)
+    elif isinstance(given, Path) and is_own(given):
+        source, found = _own_space(str(given), base, fixed)
     elif isinstance(given, Path):
         source, found = str(given), read_yaml(given)
     else:
@@ -170,19 +189,38 @@ def read_space(given: Path | Mapping[str, Any] | None, base: Config, fixed: Coll
     if not found:
         raise UsageError(f"{source} leaves nothing to search; name at least one setting in a space of your own.")
     for name in found:
-        if name in fixed:
+        if _setting(name) in fixed:
             raise UsageError(f"{source}: `{name}` is searched, but also given as a setting; remove one of the two.")
+    if _TOTAL_BATCH in found and "n_steps" in found:
+        raise UsageError(f"{source}: `{_TOTAL_BATCH}` is n_envs × n_steps; search it or `n_steps`, not both.")
     space = Space(tuple(_dimension(name, value, base.recipe.algo, source) for name, value in found.items()), found)
     space.check(base, source)
     return space
 
 
-def _default_space(base: Config, fixed: Collection[str]) -> tuple[str, dict[str, Any]]:
-    """The name of the default space of a job, and what it searches."""
-    recipe, name = base.recipe, str(base.recipe.algo)
-    if name == "ppo" and recipe.n_envs >= _MANY_ENVS:
-        name = "ppo-many-envs"
-    found = {key: value for key, value in read_yaml(_FOLDER / f"{name}.yaml").items() if key not in fixed}
+def is_own(given: Path | Mapping[str, Any] | None) -> bool:
+    """Whether a space is one of unidle's: the default one, or one given by its name."""
+    if isinstance(given, Path):
+        return not given.exists() and str(given) in [file.stem for file in _FOLDER.glob("*.yaml")]
+    return given is None
+
+
+def own_space(base: Config, fixed: Collection[str]) -> dict[str, Any]:
+    """What the default space of a job searches."""
+    return _own_space(_default_name(base), base, fixed)[1]
+
+
+def _default_name(base: Config) -> str:
+    """The name of the default space of a job."""
+    algo = str(base.recipe.algo)
+    return f"{algo}-many-envs" if algo == "ppo" and base.recipe.n_envs >= _MANY_ENVS else algo
+
+
+def _own_space(name: str, base: Config, fixed: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """What one of unidle's spaces is called in messages, and what it searches."""
+    recipe = base.recipe
+    space = read_yaml(_FOLDER / f"{name}.yaml")
+    found = {key: value for key, value in space.items() if _setting(key) not in fixed}
     if "n_steps" in found:  # a longer rollout would leave too few iterations
         longest = max(1, base.run.timesteps // (_LEAST_ITERATIONS * recipe.n_envs))
         found["n_steps"]["high"] = min(found["n_steps"]["high"], 2 ** (longest.bit_length() - 1))
@@ -192,6 +230,10 @@ def _default_space(base: Config, fixed: Collection[str]) -> tuple[str, dict[str,
 
 
 def _dimension(name: str, value: Any, algo: str, source: str) -> Range | Choices:
+    if name == _TOTAL_BATCH:
+        if algo != "ppo":
+            raise UsageError(f"{source}: `{name}` is a size of PPO's rollout; remove it, or use --algo ppo.")
+        return replace(_dimension("n_steps", value, algo, source), name=name)
     section = section_of(name)
     if section is None:
         raise UsageError(unknown_key(name, source))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from unidle.sweeps.folder import SweepFolder
+from unidle.sweeps.objectives import is_minimised
 from unidle.sweeps.plan import Pruner, Sampler
 from unidle.sweeps.records import State, TrialRecord
 from unidle.sweeps.space import Space
@@ -25,7 +29,7 @@ _STATES: dict[TrialState, State] = {
 }
 _START_UP_TRIALS = 10  # at random, before TPE has learned enough
 _IMPORTANCE_FROM = 8  # finished trials with different results
-_SETTINGS, _ERROR = "settings", "error"  # user attributes in the journal
+_SETTINGS, _ERROR, _GPU_SECONDS = "settings", "error", "gpu_seconds"  # user attributes in the journal
 
 
 class Study:
@@ -41,7 +45,7 @@ class Study:
         self._study = optuna.create_study(
             study_name=names[0] if names else folder.path.name,  # a folder may be renamed
             storage=storage,
-            direction="maximize",
+            directions=["minimize" if is_minimised(each) else "maximize" for each in folder.plan.objectives],
             load_if_exists=True,
             pruner=_pruner(folder.plan.pruner, folder.n_evaluations),
         )
@@ -58,9 +62,9 @@ class Study:
         found = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
         return [AskedTrial(optuna.trial.Trial(self._study, each._trial_id), self._space) for each in found]
 
-    def finish(self, trial: AskedTrial, value: float) -> TrialRecord:
-        """The trial is complete, with this objective."""
-        return self._record(self._study.tell(trial.asked, value))
+    def finish(self, trial: AskedTrial, values: Sequence[float]) -> TrialRecord:
+        """The trial is complete, with a value for each objective."""
+        return self._record(self._study.tell(trial.asked, list(values)))
 
     def prune(self, trial: AskedTrial) -> TrialRecord:
         """The trial was pruned."""
@@ -77,7 +81,7 @@ class Study:
 
     def importances(self) -> dict[str, float]:
         """The importance of each parameter, in parts of 1; empty while there are too few trials."""
-        values = {record.value for record in self.records() if record.state == "finished"}
+        values = {record.values for record in self.records() if record.state == "finished"}
         if len(values) < _IMPORTANCE_FROM:
             return {}
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
@@ -85,17 +89,19 @@ class Study:
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
         state = _STATES.get(trial.state, "running")
-        is_known = state != "failed" and trial.value is not None and math.isfinite(trial.value)
+        values = tuple(trial.values or ())
+        is_known = state != "failed" and all(map(math.isfinite, values))
         return TrialRecord(
             trial.number,
             state,
-            trial.value if is_known else None,
+            values if is_known else (),
             trial.user_attrs.get(_SETTINGS, {}),
             self._folder.trial(trial.number),
             trial.duration.total_seconds() if trial.duration else None,
             dict(trial.intermediate_values),
             dict(trial.params),
             trial.user_attrs.get(_ERROR),
+            self._folder.plan.objectives,
         )
 
 
@@ -111,11 +117,24 @@ class AskedTrial:
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
         self.asked.set_user_attr(_SETTINGS, plain)
 
-    def should_prune(self, evaluation: int, mean_return: float) -> bool:
-        """Report an evaluation; returns whether to stop the trial."""
-        if evaluation not in self.asked.storage.get_trial(self.asked._trial_id).intermediate_values:
-            self.asked.report(mean_return, evaluation)
+    def should_prune(self, index: int, value: float) -> bool:
+        """Report the value at an evaluation, or of a seed; returns whether to stop the trial."""
+        if index not in self._saved.intermediate_values:
+            self.asked.report(value, index)
         return self.asked.should_prune()
+
+    @property
+    def gpu_seconds(self) -> dict[str, float]:
+        """The GPU seconds of each run, by its name, up to the latest evaluation."""
+        return dict(self._saved.user_attrs.get(_GPU_SECONDS, {}))
+
+    def record_gpu_seconds(self, seconds: dict[str, float]) -> None:
+        """Note the GPU seconds of the runs in the journal."""
+        self.asked.set_user_attr(_GPU_SECONDS, seconds)
+
+    @property
+    def _saved(self) -> FrozenTrial:
+        return self.asked.storage.get_trial(self.asked._trial_id)
 
 
 def _sampler(name: Sampler, seed: int) -> optuna.samplers.BaseSampler:
@@ -128,6 +147,9 @@ def _pruner(name: Pruner, n_evaluations: int) -> optuna.pruners.BasePruner:
     match name:
         case "median":
             return optuna.pruners.MedianPruner(n_warmup_steps=n_evaluations // 3)
+        case "wilcoxon":
+            with warnings.catch_warnings(category=ExperimentalWarning, action="ignore"):
+                return optuna.pruners.WilcoxonPruner()
         case "hyperband":
             return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=n_evaluations)
         case _:

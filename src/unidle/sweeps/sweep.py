@@ -30,10 +30,11 @@ from unidle.output import guarded_output
 from unidle.report.page.report import write_report
 from unidle.sweeps.display import SweepDisplay
 from unidle.sweeps.folder import SweepFolder
+from unidle.sweeps.objectives import LABELS, Objective
 from unidle.sweeps.page import write_sweep_page
 from unidle.sweeps.plan import Plan, Pruner, Sampler
-from unidle.sweeps.records import TrialRecord, best_of
-from unidle.sweeps.space import read_space
+from unidle.sweeps.records import TrialRecord, best_of, front_of
+from unidle.sweeps.space import is_own, read_space
 
 if TYPE_CHECKING:
     from unidle.sweeps.study import Study  # imports Optuna, which is an extra
@@ -49,8 +50,13 @@ class Sweep:
 
     @property
     def best_trial(self) -> TrialRecord | None:
-        """The finished trial with the highest return; None if none has finished."""
+        """The finished trial that is the best by the first objective; None if none has finished."""
         return best_of(self.trials)
+
+    @property
+    def front(self) -> list[TrialRecord]:
+        """The finished trials that no other is better than in all objectives: with one objective, the best."""
+        return front_of(self.trials)
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -75,9 +81,13 @@ class Sweep:
             "sweep": display_path(self.path),
             **{state: states.count(state) for state in ("finished", "pruned", "failed", "running")},
             "best_trial": best and best.number,
-            "best_return": best and best.value,
+            "best_values": best and dict(zip(best.objectives, best.values)),
             "best": self.best,
             "config": display_path(self.best_file) if best else None,
+            "front": [
+                {"trial": trial.number, **dict(zip(trial.objectives, trial.values)), "settings": trial.settings}
+                for trial in self.front
+            ],
         }
 
 
@@ -90,6 +100,7 @@ def sweep(
     space: str | Path | Mapping[str, Any] | None = None,
     sampler: Sampler = Plan.sampler,
     pruner: Pruner = Plan.pruner,
+    objective: Objective | Sequence[Objective] = Plan.objectives,
     seconds: float | None = None,
     preset: str | None = None,
     config: str | Path | None = None,
@@ -101,10 +112,11 @@ def sweep(
     """Search for the best settings: train trials with settings that Optuna chooses, `at_once` at a time.
 
     `space` is a YAML file or a mapping from settings to ranges or choices; by default those usual for the algorithm,
-    without the `settings` given here. After `seconds`, no more trials are started. The other arguments are those of
-    `train`.
+    without the `settings` given here. With several objectives, `Sweep.front` are the trials that no other is better
+    than. After `seconds`, no more trials are started. The other arguments are those of `train`.
     """
-    plan = Plan(trials, at_once, seeds_per_trial, sampler, pruner)
+    objectives = (objective,) if isinstance(objective, str) else tuple(objective)
+    plan = Plan(trials, at_once, seeds_per_trial, sampler, pruner, objectives)
     job = resolve_job(env, preset, config, engine, network, settings)
     given = Path(space) if isinstance(space, str) else space
     fixed = [name for name, value in settings.items() if not (isinstance(value, str) and value == "auto")]
@@ -130,12 +142,17 @@ def start_sweep(
     _require_optuna()
     cwd = cwd or Path.cwd()
     plan.check()
+    plan = plan.settled()
+    if "time-to-target" in plan.objectives and config.run.target_return is None:
+        raise UsageError("The objective time-to-target needs a target; add --target-return.")
     if config.run.evaluation_interval == 0:
         raise UsageError("A sweep judges trials by their evaluations, but `eval_every` is 0; remove it.")
-    searched = read_space(space, config, fixed)
     if config.run.init_from is not None:
         config = config.with_run(init_from=str(cwd / config.run.init_from))
     maker = maker_for(maker or maker_of(config), config)
+    if vector_size(maker) is not None and is_own(space):
+        fixed = [*fixed, "n_envs"]
+    searched = read_space(space, config, fixed)
     if vector_size(maker) is not None and "n_envs" in searched.plain:
         raise UsageError(f"`n_envs` cannot be searched: {maker.name} decides it; remove it from the space.")
     probe(maker, config.recipe.discretize)  # an environment that cannot be created fails here, not in every trial
@@ -232,6 +249,7 @@ def _facts(folder: SweepFolder) -> dict[str, str]:
         "sweep": display_path(folder.path),
         "task": f"{run.env}, {folder.config.recipe.algo.upper()}, {run.timesteps:,} steps per run",
         "trials": f"{plan.trials}, {plan.at_once} at a time{seeds}; sampler {plan.sampler}, pruner {plan.pruner}",
+        "objective": " and ".join(LABELS[objective] for objective in plan.objectives),
         "searched": ", ".join(folder.space.plain),
     }
 
@@ -252,5 +270,7 @@ def _save_results(folder: SweepFolder, study: Study) -> None:
     records = study.records()
     if (best := best_of(records)) is not None:
         folder.save_best(best)
+        if len(folder.plan.objectives) > 1:
+            folder.save_front(front_of(records))
     with suppress(OSError):  # the trials themselves are saved
         write_sweep_page(folder, records, study.importances())

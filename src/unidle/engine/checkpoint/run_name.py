@@ -27,17 +27,20 @@ def new_path(config: Config, cwd: Path, last: str | None = None) -> Path:
     return path
 
 
-def existing_path(config: Config, cwd: Path) -> Path | None:
-    """The folder of the run that this config started before; None if there is none. UsageError if there are several."""
+def existing_path(config: Config, cwd: Path, last: str | None = None, file: str = "config.yaml") -> Path | None:
+    """The folder of the run that this config started before; None if there is none. UsageError if there are several.
+
+    For a group of runs, `last` is as for `new_path`, and `file` is what its folder has.
+    """
     parent = cwd / config.run.runs_dir
     if config.run.run_name is not None:
         paths = [parent / _checked(config.run.run_name)]
     else:
-        name = _default_name(config)
+        name = _default_name(config, last)
         numbered = re.compile(re.escape(name) + r"-([2-9]|[1-9]\d+)")
         found = parent.iterdir() if parent.is_dir() else ()
         paths = sorted(path for path in found if path.name == name or numbered.fullmatch(path.name))
-    runs = [path for path in paths if (path / "config.yaml").exists()]
+    runs = [path for path in paths if (path / file).exists()]
     if len(runs) > 1:
         names = " and ".join(path.name for path in runs[:3]) + " and others" * (len(runs) > 3)
         raise UsageError(f"--resume auto finds several runs in {display_path(parent)} ({names}); add --run-name.")
