@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unidle.kernels.numpy.mlp import Inputs, Layer, Trunk, product
+from unidle.kernels.numpy.mlp import Inputs, Layer, Trunk
+from unidle.kernels.numpy.product import product
 from unidle.kernels.off_policy_types import TransitionBatch
 from unidle.spaces.distributions import LOG_ZERO
 
