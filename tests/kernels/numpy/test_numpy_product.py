@@ -64,6 +64,16 @@ def test_linear_is_product_plus_bias(rows: int, widths: tuple[int, int], transpo
     np.testing.assert_allclose(linear(x, given, bias), x @ weight.T + bias, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("width", [17, 256])
+def test_operands_may_have_gaps_between_rows(width: int) -> None:
+    rng = np.random.default_rng(3)
+    x, dy = rng.standard_normal((256, width + 1), np.float32)[:, :width], rng.standard_normal((256, 256), np.float32)
+    out = np.empty((256, width), np.float32)
+    np.testing.assert_allclose(product(dy.T, x, out), dy.T @ x, rtol=1e-3, atol=1e-3)
+    weight = rng.standard_normal((256, width), np.float32)
+    np.testing.assert_allclose(linear(x, weight, np.zeros(256, np.float32)), x @ weight.T, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("rows", [2, 256])
 def test_nan_stays_in_its_row(rows: int) -> None:
     x, weight = np.ones((rows, 256), np.float32), np.ones((256, 256), np.float32)

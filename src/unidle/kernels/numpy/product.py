@@ -44,7 +44,7 @@ def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """X · weightᵀ + bias."""
     y: np.ndarray
-    if _suits_onednn(len(x), *weight.T.shape):
+    if _suits_onednn(len(x), weight.shape[1], len(weight)):
         y = _onednn(x, weight, bias).numpy()
         return y
     y = product(x, weight.T)
@@ -56,15 +56,22 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
 
 
 def _suits_onednn(rows: int, inner: int, columns: int) -> bool:
-    is_wide = min(rows, inner, columns) >= _MIN_ONEDNN_WIDTH
-    return _HAS_ONEDNN and is_wide and rows * inner * columns >= _MIN_ONEDNN_PRODUCT
+    is_large = rows * inner * columns >= _MIN_ONEDNN_PRODUCT
+    return is_large and min(rows, inner, columns) >= _MIN_ONEDNN_WIDTH and _HAS_ONEDNN
 
 
 def _onednn(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> torch.Tensor:
-    tensors = torch.from_numpy(x), torch.from_numpy(weight), None if bias is None else torch.from_numpy(bias)
     # Without an activation: its ReLU turns NaN into 0.
-    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(*tensors, "none", [], "")
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        _dense(x), _dense(weight), None if bias is None else torch.from_numpy(bias), "none", [], ""
+    )
     return y
+
+
+def _dense(array: np.ndarray) -> torch.Tensor:
+    """`array` as a tensor without gaps between rows or columns: with gaps, oneDNN takes 200 times as long."""
+    is_dense = array.flags.c_contiguous or array.flags.f_contiguous
+    return torch.from_numpy(array if is_dense else np.ascontiguousarray(array))
 
 
 def _onednn_product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None) -> np.ndarray:
