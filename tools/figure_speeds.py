@@ -137,6 +137,23 @@ def speed_on_two_cores() -> str:
 
 
 @table
+def off_policy_on_two_cores() -> str:
+    """DQN, SAC and TD3 against SB3 on a CPU, environments included."""
+    body = []
+    for name, row in results("off_policy_end_to_end")["tasks"].items():
+        env, algo = name.split()
+        medians, cpu = row["medians"], row["cpu_ratio"]
+        sb3 = max((median["steps_per_second"], side) for side, median in medians.items() if side != "unidle")
+        threads = " with one thread" if sb3[1].endswith("1 thread") else ""
+        ours = number(medians["unidle"]["steps_per_second"])
+        body.append([f"{algo.upper()}, {env}", ours, f"{number(sb3[0])}{threads}", times(row["ratio"]), number(cpu, 1)])
+    return sourced(
+        rows(["training steps/s", "unidle", "Stable-Baselines3", "", "ratio of CPU time per step"], *body),
+        source("off_policy_end_to_end.py", "off_policy_end_to_end"),
+    )
+
+
+@table
 def cartpole_on_a_gpu() -> str:
     """CartPole on the device against JAX and RSL-RL."""
     sizes = results("gpu_resident")["n_envs"]

@@ -43,6 +43,24 @@ def test_contents_and_batches_equal_those_in_torch(prioritised: bool, n_steps: i
     assert torch.equal(generators[0].get_state(), generators[1].get_state())
 
 
+@pytest.mark.parametrize("steps", [1, 4, 9, 30], ids=["one step", "few", "nearly a ring", "more than a ring"])
+def test_rollout_is_added_as_its_steps_are(steps: int) -> None:
+    whole, one_by_one = (NumpyReplay(36, 3, OBS_BYTES, ACTION_WIDTH, CPU, GAMMA) for _ in range(2))
+    generator = seeded(4)
+    for _ in range(5):
+        shape = (steps, 3)
+        obs, final_obs = torch.randint(0, 256, (2, *shape, OBS_BYTES), dtype=torch.uint8, generator=generator)
+        terminated, truncated = torch.rand(2, *shape, generator=generator) < 0.2
+        actions, rewards = torch.rand(*shape, ACTION_WIDTH, generator=generator), torch.rand(shape, generator=generator)
+        rollout = actions, rewards, terminated, truncated, obs, final_obs
+        whole.add_rollout(*rollout)
+        for step in zip(*rollout):
+            one_by_one.add(*step)
+        ours, expected = whole.state_dict(), one_by_one.state_dict()
+        assert all(torch.equal(ours[name], expected[name]) for name in expected)
+    assert (whole.n_overwritten > 0).any() == (steps > 1)
+
+
 def test_loaded_state_is_used() -> None:
     filled, empty = (NumpyReplay(36, 3, OBS_BYTES, ACTION_WIDTH, CPU, GAMMA) for _ in range(2))
     add_steps(filled, np.random.default_rng(0), 20)

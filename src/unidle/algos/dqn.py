@@ -90,9 +90,11 @@ class DQN:
         return values.gather(-1, chosen).squeeze(-1).mean(-1)
 
     def _update_target(self) -> None:
-        """Update the target network every `target_update_interval` calls, without a branch: a CUDA graph has none."""
+        """Update the target network every `target_update_interval` calls; for CUDA graphs without a branch."""
         self._until_target.sub_(1)
         is_due = self._until_target == 0
+        if is_due.is_cpu and not is_due:  # there are no graphs
+            return
         self.target_parameters.flat.data.lerp_(self.parameters.flat.detach(), (is_due * self.tau).unsqueeze(1))
         self._until_target.add_(is_due * self.recipe.target_update_interval)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unidle.algos.capturing import Capturer
 from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.numpy_replay import NumpyReplay
 from unidle.buffers.placement import HOST, ReplayBuffer, fits_only_on_host, new_replay_buffer
 from unidle.buffers.prefetch import Prefetch
 from unidle.buffers.prioritised import Prioritised
@@ -87,7 +88,8 @@ class ExperienceReplay:
         """Store a rollout; returns how many updates are due, and counts them as done."""
         stored = _copy_to_host(rollout) if self._on_host else rollout
         self._next_obs[:-1].copy_(stored.obs[1:].flatten(0, 1))
-        self._next_obs[stored.final_at] = stored.final_obs
+        if len(stored.final_at):
+            self._next_obs[stored.final_at] = stored.final_obs
         # True in the first rollout, and later for environments that were restarted between two rollouts, whose episodes
         # are truncated.
         self._starts.copy_(rollout.starts[0] & ~self._ended)
@@ -114,6 +116,10 @@ class ExperienceReplay:
     def _add(self, rollout: Rollout, tasks: Tensor) -> None:
         self.buffer.start(rollout.obs[0], self._starts)
         next_obs = self._next_obs[:-1].view(*rollout.shape, -1)
+        if isinstance(self.buffer, NumpyReplay):
+            outcomes = rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated
+            self.buffer.add_rollout(*outcomes, rollout.obs[1:], next_obs)
+            return
         for step in range(rollout.shape[0]):
             transition = (
                 rollout.actions[step],

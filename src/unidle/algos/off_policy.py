@@ -157,7 +157,8 @@ class OffPolicy:
         metrics = dict(zip(rule.metrics, rule.sums / max(1, due))) | rule.current_metrics()
         metrics["learning_rate"] = rule.learning_rate.clone()
         metrics["micro_batches"] = torch.full_like(rule.learning_rate, self.micro_batches.count)
-        metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
+        # NaN and infinite values stay in a sum, which takes one pass: `isfinite` of each weight takes several.
+        metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach().sum())
         metrics["updates"] = torch.full((), float(due), device=self._device)
         metrics["n_updates"] = torch.full((), float(self.experience.updates), device=self._device)
         return metrics

@@ -31,8 +31,11 @@ class NumpyReplay(Replay):
         last = self._after(self._cursor, -1)
         is_open = self._has_transition[last] & marked
         self._ended[last] |= marked
-        self._cursor[:] = self._after(self._cursor, is_open)
-        self._write(self._cursor, obs)
+        here = self._cursor
+        here[:] = self._after(here, is_open)
+        self._n_overwritten += self._has_transition[here]
+        self._has_transition[here] = False
+        self._obs[here] = obs.numpy().view(np.int64)
 
     def add(
         self,
@@ -44,28 +47,51 @@ class NumpyReplay(Replay):
         final_obs: Tensor,
     ) -> None:
         """As `Replay.add`."""
-        here, is_terminated = self._cursor, terminated.numpy()
+        step = (actions, rewards, terminated, truncated, next_obs, final_obs)
+        self.add_rollout(*(tensor.unsqueeze(0) for tensor in step))
+
+    def add_rollout(
+        self,
+        actions: Tensor,
+        rewards: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        next_obs: Tensor,
+        final_obs: Tensor,
+    ) -> None:
+        """Add the steps of a rollout, [T, N, ..] each, as one call of `add` for each step would."""
+        n_steps, is_terminated = len(rewards), terminated.numpy()
         ended = is_terminated | truncated.numpy()
+        n_cells = np.cumsum(1 + ended, 0)  # [T, N] until the cell that each step opens
+        if n_cells[-1].max() >= self._ring_size:  # its last cells overwrite its first ones
+            half = n_steps // 2
+            tensors = actions, rewards, terminated, truncated, next_obs, final_obs
+            self.add_rollout(*(tensor[:half] for tensor in tensors))
+            self.add_rollout(*(tensor[half:] for tensor in tensors))
+            return
+        opened = self._after(self._cursor, n_cells)
+        here = np.concatenate((self._cursor[None], opened[:-1]))
+        numbers = self._n_added + np.arange(n_steps)[:, None]
+        self._order[numbers % self._ring_size * self.n_envs + self._envs] = here
+        self._n_added += n_steps
+        self._n_overwritten += np.count_nonzero(self._has_transition[opened], 0)
+        self._has_transition[opened] = False
+        if np.count_nonzero(ended):
+            final = self._after(here)
+            self._n_overwritten += np.count_nonzero(self._has_transition[final] & ended, 0)
+            self._has_transition[final[ended]] = False
+            self._obs[final[ended]] = final_obs.numpy()[ended].view(np.int64)
         self._actions[here] = actions.numpy()
         self._rewards[here] = rewards.numpy()
         self._terminated[here] = is_terminated
         self._ended[here] = ended
         self._has_transition[here] = True
-        self._order[self._n_added % self._ring_size * self.n_envs + self._envs] = here
-        self._n_added += 1
-        self._write(self._after(here), final_obs)
-        opened = self._after(here, 1 + ended)
-        self._write(opened, next_obs)
-        self._cursor[:] = opened
+        self._obs[opened] = next_obs.numpy().view(np.int64)
+        self._cursor[:] = opened[-1]
 
     def _after(self, cells: np.ndarray, steps: np.ndarray | int = 1) -> np.ndarray:
         after: np.ndarray = (cells + steps * self.n_envs) % self.n_cells
         return after
-
-    def _write(self, cells: np.ndarray, obs: Tensor) -> None:
-        self._n_overwritten += self._has_transition[cells]
-        self._has_transition[cells] = False
-        self._obs[cells] = obs.numpy().view(np.int64)
 
     def sample_cells(self, batch_size: int, generator: torch.Generator) -> Tensor:
         """As `Replay.sample_cells`, from the same random numbers."""

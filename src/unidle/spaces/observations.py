@@ -36,7 +36,7 @@ class Leaf:
     shape: tuple[int, ...]
     offset: int  # bytes from the start
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Length of the field without padding."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize

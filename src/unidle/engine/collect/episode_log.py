@@ -31,9 +31,10 @@ class EpisodeLog:
         """Add T steps: actions [T, N, width] as the environments received them, rewards and episode ends [T, N]."""
         steps, stored = len(actions), np.concatenate([actions, rewards[..., np.newaxis]], 2, dtype=np.float32)
         has_ended = np.any(ended, 0)
-        last_end = steps - 1 - ended[::-1].argmax(0)  # [N] meaningful where an episode ended
-        self._begin[has_ended] = self._end + last_end[has_ended] + 1
-        self._too_long[has_ended] = False
+        if np.count_nonzero(has_ended):
+            last_end = steps - 1 - ended[::-1].argmax(0)  # [N] meaningful where an episode ended
+            self._begin[has_ended] = self._end + last_end[has_ended] + 1
+            self._too_long[has_ended] = False
         self._rollouts.append(stored)
         self._end += steps
         if len(self._rollouts) * stored.nbytes > _MAX_BYTES:

@@ -98,9 +98,13 @@ def episode_metrics(
     """The `rollout/…` metrics of the latest episodes; `episodes` is their number in the whole run."""
     metrics: dict[str, float] = {}
     if returns:
-        metrics["rollout/return_mean"] = float(np.mean(returns))
-        metrics["rollout/length_mean"] = float(np.mean(lengths))
+        metrics["rollout/return_mean"] = _mean(returns)
+        metrics["rollout/length_mean"] = _mean(lengths)
     if successes:
-        metrics["rollout/success"] = float(np.mean(successes))
+        metrics["rollout/success"] = _mean(successes)
     metrics["rollout/episodes"] = episodes
     return metrics
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)  # NumPy's mean of a deque takes several times as long

@@ -77,12 +77,14 @@ class Staging:
         rollout.rewards.copy_(outcomes.view(torch.float32)[:, ::2])
         rollout.terminated.copy_(outcomes.view(torch.uint8)[:, 4::8])
         rollout.truncated.copy_(outcomes.view(torch.uint8)[:, 5::8])
-        final_obs = np.concatenate([self.last_obs[:0], *self.final_obs])
-        final_at = np.concatenate([np.zeros(0, np.int64), *self.final_at])
-        # Sorted by (time, env), so that the order in which slices became ready has no effect.
-        order = np.argsort(final_at)
-        rollout.final_obs = self._to(rollout.obs.device, final_obs[order])
-        rollout.final_at = self._to(rollout.obs.device, final_at[order])
+        final_obs, final_at = self.last_obs[:0], np.zeros(0, np.int64)
+        if self.final_at:
+            final_obs, final_at = np.concatenate(self.final_obs), np.concatenate(self.final_at)
+            # Sorted by (time, env), so that the order in which slices became ready has no effect.
+            order = np.argsort(final_at)
+            final_obs, final_at = final_obs[order], final_at[order]
+        rollout.final_obs = self._to(rollout.obs.device, final_obs)
+        rollout.final_at = self._to(rollout.obs.device, final_at)
 
     def _to(self, device: torch.device, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -93,7 +95,9 @@ class Staging:
 
         Sorted by (time, env).
         """
-        episodes = np.concatenate(self.episodes, 1) if self.episodes else np.zeros((4, 0))
+        if not self.episodes:
+            return [], [], [], []
+        episodes = np.concatenate(self.episodes, 1)
         _, returns, lengths, successes, *info = episodes[:, np.argsort(episodes[0])]
         known = (successes[successes > 0] == SUCCEEDED).tolist()
         return returns.tolist(), lengths.astype(int).tolist(), known, [numbers.tolist() for numbers in info]

@@ -33,6 +33,8 @@ class NonFinite:
 def all_finite(encoder: Encoder, rollout: Rollout) -> Tensor:
     """[T, N] whether every value that a step returned is finite."""
     finite = encoder.all_finite(rollout.obs[1:]) & torch.isfinite(rollout.rewards)
+    if not len(rollout.final_at):
+        return finite
     # Where an episode was truncated, the step returned its true final observation, not the one in `obs`.
     finite = torch.nn.functional.pad(finite.view(-1), (0, 1))
     finite[rollout.final_at] &= encoder.all_finite(rollout.final_obs)

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unidle.kernels.numpy.mlp import Inputs, Layer, Trunk, product
+from unidle.kernels.numpy.mlp import Inputs, Layer, Trunk
+from unidle.kernels.numpy.product import product
 from unidle.kernels.off_policy_types import TransitionBatch
 from unidle.spaces.distributions import LOG_ZERO
 
@@ -78,7 +79,7 @@ class DqnGradient:
             target = batch.returns.numpy() + batch.discounts.numpy() * self._next_value(batch.next_obs.numpy())
             activations, q, masked_out = self.network(batch.obs.numpy())
             heads, rows = len(self.network.nvec), np.arange(len(q))
-            taken, d_q = batch.actions.numpy().astype(np.int64), np.zeros_like(q)
+            taken, d_q = batch.actions.numpy().astype(np.int64), np.zeros(q.shape, np.float32)
             d_error = batch.weights.numpy() / np.float32(len(q) * heads)
             loss = value = 0.0
             each = np.zeros(len(q), np.float32)
@@ -92,7 +93,7 @@ class DqnGradient:
                 loss += float(np.add.reduce(d_error * clipped * (size - 0.5 * clipped)))
                 # 0 × error: as in torch, the gradient of an infinite error is NaN
                 d_q[rows, category] = d_error * (np.clip(error, -1.0, 1.0) + 0.0 * error)
-                value += float(chosen.mean()) / heads
+                value += float(np.add.reduce(chosen)) / (len(q) * heads)
                 each += size / np.float32(heads)
             if masked_out is not None:
                 d_q[masked_out] = 0.0
@@ -102,8 +103,11 @@ class DqnGradient:
     def _next_value(self, obs: np.ndarray) -> np.ndarray:
         """The maximum of the target network's values, or double DQN's estimate [B]."""
         values = self.target(obs)[1]
-        chooser = self.network(obs)[1] if self.double_dqn else values
         total, rows = np.zeros(len(values), np.float32), np.arange(len(values))
+        chooser = self.network(obs)[1] if self.double_dqn else None
         for _, columns in self.network.columns():
-            total += values[rows, columns.start + chooser[:, columns].argmax(1)]
+            if chooser is None:
+                total += np.maximum.reduce(values[:, columns], 1)
+            else:
+                total += values[rows, columns.start + chooser[:, columns].argmax(1)]
         return total / np.float32(len(self.network.nvec))

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from unidle.kernels.numpy.product import MAX_NUMPY_SIZE, linear, product
+
 _MAX_OUTPUTS = 1 << 18  # of a layer over all rows; with more, several threads of torch may be faster
 _MAX_HEADS = 8  # each costs a few operations here, while torch computes all of them at once
-# Multiplications up to which OpenBLAS (which is in NumPy's wheels) computes a product in one thread (with a vector:
-# below 9,216). Above, torch is as fast and respects its thread limit: the other cores belong to the environments.
-_MAX_MATRIX_PRODUCT, _MAX_VECTOR_PRODUCT = 1 << 18, 9000
-_ALIGNMENT = 64  # bytes, of tensors that torch allocates
-_MAX_NUMPY_SIZE = 1 << 13  # numbers; on larger arrays torch's loops are so much faster that its overhead is worth it
 
 
 def unsupported(widths: Sequence[int], activation: str, n_heads: int, rows: int) -> str | None:
@@ -33,32 +30,6 @@ def unsupported(widths: Sequence[int], activation: str, n_heads: int, rows: int)
     return None
 
 
-def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """The matrix product left · right."""
-    rows, columns = len(left), right.shape[1]
-    is_small = rows * columns <= _MAX_NUMPY_SIZE
-    if len(right) == 1 and is_small:
-        return np.multiply(left, right, out=out)
-    limit = _MAX_VECTOR_PRODUCT if rows == 1 or columns == 1 else _MAX_MATRIX_PRODUCT
-    in_numpy = len(right) > 1 and rows * len(right) * columns <= limit
-    if out is None and not (in_numpy and is_small):
-        out = torch.empty(rows, columns).numpy()  # aligned, so that the next product need not copy it
-    if in_numpy:
-        return np.matmul(left, right, out=out)
-    assert out is not None
-    if len(right) == 1:  # NumPy's matmul takes ten times as long
-        torch.mul(torch.from_numpy(left), torch.from_numpy(right), out=torch.from_numpy(out))
-    else:
-        torch.mm(_aligned(left), _aligned(right), out=torch.from_numpy(out))
-    return out
-
-
-def _aligned(array: np.ndarray) -> torch.Tensor:
-    """`array` as a tensor with torch's alignment: on some machines the last bits of its products depend on it."""
-    tensor = torch.from_numpy(array)
-    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
-
-
 @dataclass
 class Layer:
     """x [n, ins] → x · weightᵀ + bias [n, outs]."""
@@ -69,12 +40,7 @@ class Layer:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The outputs for x."""
-        y = product(x, self.weight.T)
-        if y.size > _MAX_NUMPY_SIZE:
-            torch.from_numpy(y).add_(torch.from_numpy(self.bias))
-        else:
-            y += self.bias
-        return y
+        return linear(x, self.weight, self.bias)
 
     def backward(self, x: np.ndarray, dy: np.ndarray) -> None:
         """Write the layer's gradients, given its input x and the gradient with respect to its outputs."""
@@ -98,14 +64,14 @@ def _tanh_backward(gradient: np.ndarray, y: np.ndarray) -> None:
 
 
 def _relu(z: np.ndarray) -> None:
-    if z.size > _MAX_NUMPY_SIZE:
+    if z.size > MAX_NUMPY_SIZE:
         torch.from_numpy(z).relu_()
     else:
         np.maximum(z, 0.0, out=z)
 
 
 def _relu_backward(gradient: np.ndarray, y: np.ndarray) -> None:
-    if gradient.size > _MAX_NUMPY_SIZE:
+    if gradient.size > MAX_NUMPY_SIZE:
         dy = torch.from_numpy(gradient)
         torch.ops.aten.threshold_backward.grad_input(dy, torch.from_numpy(y), 0.0, grad_input=dy)
     else:

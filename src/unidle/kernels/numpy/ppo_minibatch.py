@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unidle.kernels.numpy.mlp import ActorCritic, product
+from unidle.kernels.numpy.mlp import ActorCritic
+from unidle.kernels.numpy.product import product
 from unidle.kernels.ppo_types import Batch, Coefficients, Counters
 from unidle.spaces.distributions import LOG_SQRT_2PI, LOG_ZERO
 
