@@ -20,6 +20,11 @@ from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 
 SCHEDULED = ("learning_rate", "clip_range")
+_POLICY_CLASSES = {
+    **dict.fromkeys(("ActorCriticPolicy", "SACPolicy", "TD3Policy", "DQNPolicy"), "MlpPolicy"),
+    "ActorCriticCnnPolicy": "CnnPolicy",
+    "MultiInputActorCriticPolicy": "MultiInputPolicy",
+}
 _EXTRACTOR = ("features_extractor_class", "features_extractor_kwargs")
 
 
@@ -61,16 +66,21 @@ def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
             plain[name] = schedules[name](1.0)
     if callable(plain.get("clip_range_vf")):
         raise UsageError(f"{algo.upper()}: `clip_range_vf` is a function, but unidle keeps it constant; pass a number.")
-    policy = plain.get("policy")
+    policy = None
+    if plain.get("policy") is not None:
+        policy = plain["policy"] = _policy_name(plain["policy"])
     is_named = policy in (None, "MlpPolicy", "CnnPolicy", "MultiInputPolicy") or str(policy).endswith("LstmPolicy")
-    if isinstance(policy, type) or not is_named:
-        shown = getattr(policy, "__name__", policy)
+    if not is_named:
         raise UsageError(
-            f"{algo.upper()}: the policy {shown} is not supported; pass 'MlpPolicy', 'CnnPolicy' or "
+            f"{algo.upper()}: the policy {policy} is not supported; pass 'MlpPolicy', 'CnnPolicy' or "
             "'MultiInputPolicy', and your network as policy_kwargs['features_extractor_class']."
         )
     options = dict(plain.get("policy_kwargs") or {})
     network = _network(options)
+    if options.get("net_arch", ()) is None:  # the default
+        del options["net_arch"]
+    if options.get("normalize_images") is True:  # unidle always does
+        del options["normalize_images"]
     plain["policy_kwargs"] = {name: _without_classes(value) for name, value in options.items()}
     if isinstance(plain.get("device"), torch.device):
         plain["device"] = str(plain["device"])
@@ -79,6 +89,13 @@ def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     if plain.get("target_entropy") is not None and "target_entropy" in plain:
         plain["target_entropy"] = None if plain["target_entropy"] == "auto" else float(plain["target_entropy"])
     return plain, schedules, network
+
+
+def _policy_name(policy: Any) -> str:
+    """The name of a policy; Stable-Baselines3's own classes have names besides those that it knows them by."""
+    if isinstance(policy, type) and policy.__module__.startswith("stable_baselines3."):
+        return _POLICY_CLASSES.get(policy.__name__, policy.__name__)
+    return policy.__name__ if isinstance(policy, type) else str(policy)
 
 
 def first_value(given: Any) -> Any:
@@ -110,6 +127,10 @@ def _without_classes(value: Any) -> Any:
 
 
 def _action_noise(algo: str, noise: Any) -> dict[str, Any]:
+    if algo != "td3":
+        raise UsageError(
+            f"{algo.upper()}: `action_noise` needs TD3; {algo.upper()} explores by sampling its actions. Leave it out."
+        )
     deviations = {float(each) for each in np.ravel(getattr(noise, "_sigma", ()))}
     if type(noise).__name__ != "NormalActionNoise" or np.any(getattr(noise, "_mu", 0)) or len(deviations) != 1:
         raise UsageError(

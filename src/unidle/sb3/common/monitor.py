@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 
 from unidle.errors import UsageError
+from unidle.sb3.theirs import name_of_theirs
 
 
 class Monitor(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
@@ -46,3 +47,7 @@ class Monitor(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
             episode = {"r": round(self._return, 6), "l": self._length, "t": round(time.time() - self._began, 6)}
             info = {**info, "episode": episode | {name: info[name] for name in self._info_keywords}}
         return observation, reward, terminated, truncated, info
+
+
+def __getattr__(name: str) -> Any:
+    return name_of_theirs(__name__, name)
