@@ -248,7 +248,6 @@ def test_its_functions_accept_our_vector_environments_and_models() -> None:
     ("env", "message"),
     [
         (lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"), "use unidle.train"),
-        (lambda: make_vec_env(Choice, monitor_dir="logs"), "monitor_csv"),
         (lambda: Monitor(Choice(), "logs"), "monitor_csv"),
         (lambda: DummyVecEnv([]), "env_fns is empty"),
         (lambda: Choice, "pass an id"),

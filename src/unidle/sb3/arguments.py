@@ -53,7 +53,7 @@ def read_arguments(algo: str, given: Mapping[str, Any], n_envs: int, settings: M
 def changed_arguments(algo: str, given: Mapping[str, Any], config: Config) -> Arguments:
     """`config` with the arguments that `load` was given."""
     plain, schedules, network = _plain(algo, given)
-    values, notes = sb3_values(algo, plain)
+    values, notes = sb3_values(algo, plain, config.recipe)
     return Arguments(config.with_values(values, algo.upper()), notes, schedules, network)
 
 

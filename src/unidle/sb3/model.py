@@ -86,7 +86,7 @@ class Model:
         run = dataclasses.replace(read.config.run, seed=_seed(given["seed"]))
         self._setup(dataclasses.replace(read.config, run=run), envs, read.schedules, read.network)
         self.verbose, self.tensorboard_log = arguments["verbose"], arguments["tensorboard_log"]
-        self.ep_info_buffer = deque(maxlen=arguments["stats_window_size"])
+        self.ep_info_buffer = _episodes(arguments["stats_window_size"])
         if envs is not None:
             check_spaces(self.algo, None if read.network else arguments["policy"], envs)
             if given["seed"] is not None:  # for what the script does with them itself
@@ -103,7 +103,7 @@ class Model:
         self.num_timesteps = 0
         self.logger = Logger()
         self.verbose, self.tensorboard_log = 0, None
-        self.ep_info_buffer: deque[dict[str, Any]] = deque(maxlen=100)  # the latest episodes: r, l and t
+        self.ep_info_buffer = _episodes(100)
         self._learned: dict[str, Any] | None = None  # the state
         self._agent: Agent | None = None  # made from the state
         self._context: CallbackContext | None = None  # during `learn`: where the state comes from
@@ -385,12 +385,12 @@ class Model:
                 warn_of_missing(pickled, replaced, "has its default")
                 arguments = {name: value for name, value in (arguments | given).items() if name in known}
                 return cls._converted(arguments | {"env": env}, weights)
-            others = {name: given.pop(name) for name in ("verbose", "tensorboard_log") if name in given}
+            others: dict[str, Any] = {name: given.pop(name) for name in ("verbose", "tensorboard_log") if name in given}
             restored = read_model(archive, path, cls.algo, env, given)
         warn_of_missing(restored.needs, replaced, "stays at its initial value")
         model = cls.__new__(cls)
         model._setup(restored.config, restored.envs, restored.schedules, restored.network)
-        others = restored.others | others
+        others = {**restored.others, **others}
         model.verbose, model.tensorboard_log = others.get("verbose", 0), others.get("tensorboard_log")
         model._learned, model.num_timesteps = restored.state, restored.state["step"]
         return model
@@ -402,6 +402,11 @@ class Model:
         model._learned = convert_weights(cls.algo, model._state(), model.policy, weights)
         model._agent = None
         return model
+
+
+def _episodes(size: int) -> deque[dict[str, Any]]:
+    """Empty: for the latest episodes (r, l and t) while `learn` has a callback."""
+    return deque(maxlen=size)
 
 
 def _seed(seed: int | None) -> int:

@@ -53,12 +53,17 @@ def make_vec_env(
     make = MakeEnv(env_id, env_kwargs or {}, wrapper_class, wrapper_kwargs or {}, monitor_kwargs or {})
     functions = [make] * n_envs
     if monitor_dir is not None:
-        Path(monitor_dir).mkdir(parents=True, exist_ok=True)
-        files = (str(Path(monitor_dir) / str(start_index + index)) for index in range(n_envs))
-        functions = [replace(make, monitor_kwargs={**make.monitor_kwargs, "filename": file}) for file in files]
+        functions = [_logged(make, Path(monitor_dir) / f"{start_index + index}.monitor.csv") for index in range(n_envs)]
     vec_env = (vec_env_cls or DummyVecEnv)(functions, **(vec_env_kwargs or {}))
     vec_env.seed(seed)
     return vec_env
+
+
+def _logged(make: MakeEnv, path: Path) -> MakeEnv:
+    """The function with a file for its Monitor, which is kept when a later `learn` creates the environment again."""
+    if make.monitor_kwargs.get("override_existing", True):
+        path.unlink(missing_ok=True)
+    return replace(make, monitor_kwargs={**make.monitor_kwargs, "filename": str(path), "override_existing": False})
 
 
 def __getattr__(name: str) -> Any:

@@ -51,7 +51,7 @@ def _bound(function: EnvFunction) -> EnvFunction:
     Its variable may have another value later: `env = DummyVecEnv([lambda: env])`.
     """
     try:
-        used = inspect.getclosurevars(function)  # type: ignore[arg-type]
+        used = inspect.getclosurevars(function)
     except (TypeError, ValueError):  # not a Python function, or one whose variable has no value yet
         return function
     is_there = any(isinstance(value, gymnasium.Env) for value in (*used.nonlocals.values(), *used.globals.values()))
