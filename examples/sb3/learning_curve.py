@@ -3,10 +3,10 @@
 import gymnasium
 import numpy as np
 from matplotlib import pyplot
-from unidle.sb3.common.results_plotter import ts2xy
 
 from unidle.sb3 import PPO
 from unidle.sb3.common.monitor import Monitor, load_results
+from unidle.sb3.common.results_plotter import ts2xy
 
 env = Monitor(gymnasium.make("CartPole-v1"), "monitor")
 model = PPO("MlpPolicy", env, n_steps=128, n_epochs=4, seed=1)

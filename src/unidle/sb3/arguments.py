@@ -64,6 +64,8 @@ def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         if callable(plain.get(name)):
             schedules[name] = _checked(name, plain[name], algo)
             plain[name] = schedules[name](1.0)
+    if _is_constant(plain.get("clip_range_vf")):  # as rl-zoo passes it
+        plain["clip_range_vf"] = plain["clip_range_vf"](1.0)
     if callable(plain.get("clip_range_vf")):
         raise UsageError(f"{algo.upper()}: `clip_range_vf` is a function, but unidle keeps it constant; pass a number.")
     policy = None
@@ -96,6 +98,10 @@ def _policy_name(policy: Any) -> str:
     if isinstance(policy, type) and policy.__module__.startswith("stable_baselines3."):
         return _POLICY_CLASSES.get(policy.__name__, policy.__name__)
     return policy.__name__ if isinstance(policy, type) else str(policy)
+
+
+def _is_constant(schedule: Any) -> bool:
+    return callable(schedule) and schedule(1.0) == schedule(0.5) == schedule(0.0)
 
 
 def first_value(given: Any) -> Any:
@@ -151,11 +157,20 @@ def _network(options: dict[str, Any]) -> NetworkFactory | None:
     return lambda observations, actions: _Extractor(kind(observations, **(kwargs or {})), observations)
 
 
+_CHANGING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+
+
 class _Extractor(nn.Module):
     """A features extractor of Stable-Baselines3, with the observations that it expects."""
 
     def __init__(self, module: nn.Module, space: spaces.Space) -> None:
         super().__init__()
+        changing = [type(layer).__name__ for layer in module.modules() if isinstance(layer, _CHANGING)]
+        if changing:
+            raise UsageError(
+                f"The features extractor has a {changing[0]}, which is another function while learning than while "
+                "acting, but unidle has one for both; leave it out, or use LayerNorm."
+            )
         self.module, self._space = module, space
 
     def forward(self, observation: Any) -> torch.Tensor:

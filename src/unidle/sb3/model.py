@@ -13,7 +13,7 @@ import signal
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -350,10 +350,12 @@ class Model:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
-        """Save the model, without its replay buffer, as a zip; `exclude` and `include` have no effect."""
+    def save(self, path: File, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
+        """Save the model, without its replay buffer, as a zip; `exclude` may name verbose and tensorboard_log."""
         needs = [*self._schedules, *(["policy_kwargs"] if self._network else [])]
         others = {"verbose": self.verbose, "tensorboard_log": self.tensorboard_log and str(self.tensorboard_log)}
+        left_out = set(exclude or ()) - set(include or ())
+        others = {name: value for name, value in others.items() if name not in left_out}
         write_model(path, self.config, self.config.run.seed + self._starts, needs, self._state(), others)
 
     @classmethod
