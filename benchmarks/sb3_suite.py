@@ -5,7 +5,7 @@
 The source distribution, which has the tests, is downloaded into a temporary folder; `--source` uses one that is
 unpacked already. In copies of the test files, each import of a name that `unidle.sb3` has is replaced. A test is not
 applicable if it tests a class that unidle does not have (A2C, DDPG, HER), or nothing of unidle's. Why the others fail
-is in `sb3_suite_differences.py`.
+is in `sb3_suite_differences.py`. Results are kept per file, so that the files may be run in pieces.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from machine import provenance, save
+from machine import RESULTS, provenance, save
 from sb3_suite_differences import DIFFERENCES
 
 import unidle
@@ -164,47 +165,51 @@ def outcome(case: ET.Element) -> dict[str, str]:
     return {"test": name, "ended": "passed"}
 
 
-def explanation(test: str) -> str:
-    """Why a test fails by design; empty if that is not known."""
-    return next((why for part, why in DIFFERENCES.items() if part in test), "")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", default=FILES, help="names of test files, without test_ and .py")
     parser.add_argument("--source", type=Path, help="the unpacked source distribution")
     flags = parser.parse_args()
-    results: dict[str, list[dict[str, str]]] = {}
+    earlier = RESULTS / "sb3_suite.json"
+    files: dict[str, Any] = json.loads(earlier.read_text())["files"] if earlier.exists() else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "source").mkdir()
         source = flags.source or download(folder / "source")
         for name in flags.files:
-            results[name] = run(source, name, folder)
-    failed = [each for outcomes in results.values() for each in outcomes if each["ended"] == "failed"]
-    for each in failed:
-        each["why"] = explanation(each["test"])
-        print(f"{each['test']}: {each['why'] or 'UNEXPLAINED: ' + each['message']}")
-    counts: dict[str, dict[str, int]] = {
-        name: dict(Counter(each["ended"] for each in outcomes)) for name, outcomes in results.items()
-    }
+            outcomes = run(source, name, folder)
+            counts = dict(Counter(each["ended"] for each in outcomes))
+            not_passed = [explained(each) for each in outcomes if each["ended"] != "passed"]
+            files[name] = {"counts": counts, "not_passed": not_passed, "machine": provenance("stable-baselines3")}
+            save("sb3_suite", summary(files))
+    result = summary(files)
+    for name in flags.files:
+        for each in files[name]["not_passed"]:
+            if each["ended"] == "failed":
+                print(f"{each['test']}: {each['why'] or 'UNEXPLAINED: ' + each['message']}")
+        print(f"{name}: {files[name]['counts']}")
+    print(f"all: {result['total']}, of the failures {result['unexplained']} unexplained")
+    return 1 if result["unexplained"] else 0
+
+
+def explained(outcome: dict[str, str]) -> dict[str, str]:
+    """The outcome with the reason why a test fails by design; empty if that is not known."""
+    if outcome["ended"] != "failed":
+        return outcome
+    return {**outcome, "why": next((why for part, why in DIFFERENCES.items() if part in outcome["test"]), "")}
+
+
+def summary(files: dict[str, Any]) -> dict[str, Any]:
+    """The results of all files that have been run, in order."""
     total: Counter[str] = Counter()
-    for name, count in counts.items():
-        print(f"{name}: {count}")
-        total.update(count)
-    unexplained = sum(not each["why"] for each in failed)
-    print(f"all: {dict(total)}, of the failures {unexplained} unexplained")
-    if set(flags.files) == set(FILES):
-        not_passed = [each for outcomes in results.values() for each in outcomes if each["ended"] != "passed"]
-        result: dict[str, Any] = {
-            "machine": provenance("stable-baselines3"),
-            "counts": counts,
-            "total": dict(total),
-            "unexplained": unexplained,
-            "not_passed": not_passed,
-        }
-        save("sb3_suite", result)
-    return 1 if unexplained else 0
+    for found in files.values():
+        total.update(found["counts"])
+    failed = [each for found in files.values() for each in found["not_passed"] if each["ended"] == "failed"]
+    return {
+        "total": dict(total),
+        "unexplained": sum(not each["why"] for each in failed),
+        "files": {name: files[name] for name in FILES if name in files},
+    }
 
 
 if __name__ == "__main__":

@@ -27,11 +27,33 @@ def off_policy_learning() -> str:
     return against_sb3("off_policy_learning", "return")
 
 
-def against_sb3(benchmark: str, head: str) -> str:
+@table
+def drop_in_learning() -> str:
+    """Returns of one script with either import."""
+    return against_sb3("drop_in", "return", "learning")
+
+
+@table
+def sb3_suite() -> str:
+    """How many of Stable-Baselines3's own tests pass, for each file."""
+    result = results("sb3_suite")
+    kinds = ("passed", "failed", "not applicable", "skipped")
+    counts = {f"`test_{name}.py`": found["counts"] for name, found in result["files"].items()}
+    counts["all"] = result["total"]
+    return sourced(
+        rows(
+            ["tests of", "passed", "differ on purpose", "not applicable", "skipped"],
+            *([name, *(number(count.get(kind, 0)) for kind in kinds)] for name, count in counts.items()),
+        ),
+        source("sb3_suite.py", "sb3_suite"),
+    )
+
+
+def against_sb3(benchmark: str, head: str, part: str = "tasks") -> str:
     """A row for each task whose seeds are all done."""
-    words = {"sac": "SAC", "td3": "TD3", "dqn": "DQN", "gsde": "gSDE", "prioritised": "`--per`"}
+    words = {"ppo": "PPO", "sac": "SAC", "td3": "TD3", "dqn": "DQN", "gsde": "gSDE", "prioritised": "`--per`"}
     result = results(benchmark)
-    judged = {name: task for name, task in result["tasks"].items() if "no_worse" in task}
+    judged = {name: task for name, task in result[part].items() if "no_worse" in task}
     # A task without a machine was measured by the run that the file began with.
     machines = {name: task.get("machine") or result["machine"] for name, task in judged.items()}
     return sourced(
