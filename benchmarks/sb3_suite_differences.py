@@ -1,6 +1,6 @@
 """Why tests of Stable-Baselines3 do not pass on unidle.sb3: a part of a test's name → the reason.
 
-The first that fits a failed test is its reason. A reason is a decision, not a fault that is still to be mended.
+The first that fits a failed test is its reason: why it stops where it does. What it checks after that is not reached.
 """
 
 _ERROR = "the same mistake is refused, as a UsageError with the way out, not a ValueError or AssertionError"
@@ -29,13 +29,13 @@ DIFFERENCES: dict[str, str] = {
     "test_load_invalid_object": "the file is unidle's own zip, which has no pickled objects to damage",
     "test_dqn_target_update_interval": "the interval is a whole number of updates: 96 steps instead of 100",
     "test_cast_lr_schedule": "there is no `lr_schedule`; learning_rate is a number or a function",
-    "test_save_load_no_target_params": "files that SB3 before 2.4 wrote are loaded without a warning",
+    "test_save_load_no_target_params": "the warning is for zips of SB3 before 2.4; unidle writes its own",
     "test_save_load_backward_compatible": "functions are not saved; a warning says to pass them to load again",
     "test_save_load_clip_range_portable": "model.clip_range is the number that was given, not an object of SB3's",
     "test_load_bad_zip": _ERROR,
     "test_callbacks::test_callbacks[": "`locals` has rewards, dones and infos, not new_obs",
     "test_callbacks_can_cancel_runs": "a replay buffer of 1 transition is refused; it must hold two iterations",
-    "test_eval_callback_logs_are_written": "TensorBoard events are in the folder tensorboard of the run folder",
+    "test_eval_callback_logs_are_written": "TensorBoard events are in a folder of the run folder, at the step that ends the iteration",
     "test_vecenv_func_checker": _ERROR,
     "test_vecenv_custom_calls": "render does not warn of a mode that the environment was not created with",
     "test_vecenv_dict_spaces[SubprocVecEnv]": "actions are an array; no algorithm has Dict or Tuple actions",
@@ -44,7 +44,7 @@ DIFFERENCES: dict[str, str] = {
     "test_dqn_train_with_batch_norm": "`tau` must be above 0",
     "test_td3_train_with_batch_norm": "`tau` must be above 0",
     "test_sac_train_with_batch_norm": "`tau` must be above 0",
-    "test_train_eval_mode": "BatchNorm and Dropout in a features extractor are refused",
+    "test_train_eval_mode": "BatchNorm and Dropout in a features extractor are refused, and networks are modules of unidle's",
     "test_deterministic_pg": _NOISE,
     "test_ppo[-0.2": "a negative clip_range_vf means no clipping, as in rl-zoo",
     "test_run::test_sac[": _NOISE,

@@ -42,7 +42,7 @@ def sb3_suite() -> str:
     counts["all"] = result["total"]
     return sourced(
         rows(
-            ["tests of", "passed", "differ on purpose", "not applicable", "skipped"],
+            ["tests of", "passed", "fail, with a reason", "not applicable", "skipped"],
             *([name, *(number(count.get(kind, 0)) for kind in kinds)] for name, count in counts.items()),
         ),
         source("sb3_suite.py", "sb3_suite"),
