@@ -29,12 +29,35 @@ def off_policy_learning() -> str:
     return against_sb3("off_policy_learning", "return")
 
 
-_WORDS = {"sac": "SAC", "td3": "TD3", "dqn": "DQN", "gsde": "gSDE", "prioritised": "`--per`"}
+@table
+def drop_in_learning() -> str:
+    """Returns of one script with either import."""
+    return against_sb3("drop_in", "return", "learning")
 
 
-def against_sb3(benchmark: str, head: str) -> str:
+@table
+def sb3_suite() -> str:
+    """How many of Stable-Baselines3's own tests pass, for each file."""
+    result = results("sb3_suite")
+    kinds = ("passed", "failed", "not applicable", "skipped")
+    counts = {f"`test_{name}.py`": found["counts"] for name, found in result["files"].items()}
+    counts["all"] = result["total"]
+    return sourced(
+        rows(
+            ["tests of", "passed", "fail, with a reason", "not applicable", "skipped"],
+            *([name, *(number(count.get(kind, 0)) for kind in kinds)] for name, count in counts.items()),
+        ),
+        source("sb3_suite.py", "sb3_suite"),
+    )
+
+
+_WORDS = {"ppo": "PPO", "sac": "SAC", "td3": "TD3", "dqn": "DQN", "gsde": "gSDE", "prioritised": "`--per`"}
+
+
+def against_sb3(benchmark: str, head: str, part: str = "tasks") -> str:
     """A row for each task whose seeds are all done."""
     result = results(benchmark)
+    judged = {name: task for name, task in result[part].items() if "no_worse" in task}
     return sourced(
         rows(
             [head, "steps", "seeds", "unidle", "SB3", "lower bound of the difference", "allowed", "", "measured"],
@@ -42,15 +65,15 @@ def against_sb3(benchmark: str, head: str) -> str:
                 [
                     task_name(name),
                     number(task["timesteps"]),
-                    number(task["seeds"]),
+                    number(len(task["unidle"])),
                     *(number(task[key], 1) for key in ("unidle_iqm", "sb3_iqm", "lower_95", "margin")),
                     verdict(task),
                     machines(task, result)[-1]["date"],
                 ]
-                for name, task in result["tasks"].items()
+                for name, task in judged.items()
             ),
         ),
-        source(f"{benchmark}.py", benchmark, [machines(task, result) for task in result["tasks"].values()]),
+        source(f"{benchmark}.py", benchmark, [machines(task, result) for task in judged.values()]),
     )
 
 

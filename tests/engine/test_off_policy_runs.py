@@ -279,13 +279,13 @@ def test_action_masks_are_respected_throughout_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algo", "env", "message"),
     [
-        ("sac", "multi_discrete_env", "SAC needs a Box or Discrete action space; for others use --algo ppo."),
+        ("sac", "multi_discrete_env", 'SAC needs a Box or Discrete action space; for others use `algo="ppo"`.'),
         (
             "td3",
             "multi_discrete_env",
-            "TD3 takes Box actions only; use --algo dqn for discrete actions, or --algo ppo.",
+            'TD3 takes Box actions only; use `algo="dqn"` for discrete actions, or `algo="ppo"`.',
         ),
-        ("dqn", "box_env", r"DQN needs discrete actions, not a Box; use --algo sac or --discretize."),
+        ("dqn", "box_env", 'DQN needs discrete actions, not a Box; use `algo="sac"` or `discretize`.'),
     ],
 )
 def test_unsupported_action_space_is_rejected_before_run_folder_exists(

@@ -168,8 +168,8 @@ def test_stack_is_around_the_users_wrappers() -> None:
     ("env", "frame_stack", "message"),
     [
         ("CartPole-v1", 0, r"^`frame_stack` is 0; it must be at least 1\.$"),
-        ("envpool:CartPole-v1", 2, r"--frame-stack wrap a single gymnasium\.Env, which|needs the package envpool"),
-        ("FrozenLake-v1", 2, r"^--frame-stack stacks Box spaces"),
+        ("envpool:CartPole-v1", 2, r"`frame_stack` wrap a single gymnasium\.Env, which|needs the package envpool"),
+        ("FrozenLake-v1", 2, r"^`frame_stack` stacks Box spaces"),
     ],
     ids=["zero", "envpool", "Discrete"],
 )

@@ -171,15 +171,73 @@ def test_features_extractor_gets_scaled_images_and_trains() -> None:
         (lambda: PPO(Extractor, Choice()), "pass 'MlpPolicy'"),  # type: ignore[arg-type]
         (lambda: PPO("MlpPolicy", Choice(), batch_size=100), "does not divide"),
         (lambda: PPO("MlpPolicy", Choice(), learning_rate=lambda _: -1), "a number above 0"),
-        (lambda: PPO("MlpPolicy", Choice(), clip_range_vf=lambda _: 0.1), "pass a number"),  # type: ignore[arg-type]
+        (lambda: PPO("MlpPolicy", Choice(), clip_range_vf=lambda left: left), "pass a number"),  # type: ignore[arg-type]
         (lambda: PPO("MlpPolicy", Choice(), rollout_buffer_class=dict), "one rollout buffer"),
         (lambda: PPO("MlpPolicy", Choice(), policy_kwargs={"activation_fn": nn.Softplus}), "unidle has tanh, relu"),
         (lambda: DQN("MlpPolicy", Choice(), replay_buffer_class=dict), "no hindsight replay"),
         (lambda: DQN("MlpPolicy", Choice(), train_freq=(1, "episode")), "write a number of steps"),
         (lambda: SAC("MlpPolicy", box_env(), action_noise=NormalActionNoise(np.zeros(2), np.ones(2))), "needs TD3"),
         (lambda: TD3("MlpPolicy", box_env(), action_noise=NormalActionNoise(np.ones(2), np.ones(2))), "with mean 0"),
+        (lambda: PPO("MlpPolicy", Choice(), policy_kwargs={"normalize_images": False}), "normalize_images: False"),
     ],
 )
 def test_unsupported_argument_is_refused_with_the_way_out(create: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         create()
+
+
+def test_network_with_layers_that_act_otherwise_than_they_learn_is_refused() -> None:
+    class Dropping(Extractor):
+        def __init__(self, observation_space: spaces.Space, features_dim: int = 4) -> None:
+            super().__init__(observation_space, features_dim)
+            self.dropout = nn.Dropout(0.5)
+
+    model = PPO("CnnPolicy", Picture(), policy_kwargs={"features_extractor_class": Dropping}, n_steps=16, batch_size=16)
+    with pytest.raises(UsageError, match="has a Dropout, which is another function while learning"):
+        model.learn(16)
+
+
+def test_values_that_stand_for_the_default_are_accepted() -> None:
+    kwargs = {"net_arch": None, "normalize_images": True}
+    found = recipe(PPO("MlpPolicy", Choice(), policy_kwargs=kwargs, clip_range_vf=lambda _: 0.1))  # type: ignore[arg-type]
+    assert (found.net_arch, found.clip_range_vf) == ((64, 64), 0.1)
+
+
+def test_policy_may_be_the_class_that_stable_baselines3_calls_by_that_name() -> None:
+    policies = pytest.importorskip("stable_baselines3.ppo")
+    assert recipe(PPO(policies.MlpPolicy, Choice())).net_arch == (64, 64)
+    assert recipe(PPO(policies.CnnPolicy, Picture())).net_arch == ()
+
+
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
+        (lambda: PPO("CnnPolicy", "CartPole-v1"), "'CnnPolicy' needs images.* use 'MlpPolicy'"),
+        (lambda: PPO("CnnPolicy", Keyed()), "use 'MultiInputPolicy'"),
+        (lambda: DQN("MlpPolicy", box_env()), "DQN needs Discrete actions.* use PPO or SAC or TD3"),
+        (lambda: TD3("MlpPolicy", Choice()), "TD3 needs Box actions.* use PPO or DQN or SAC"),
+    ],
+)
+def test_spaces_that_do_not_fit_are_refused_when_the_model_is_created(create: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        create()
+
+
+class Keyed(Choice):
+    """The observation in a Dict."""
+
+    observation_space = spaces.Dict({"answer": Choice.observation_space})
+
+
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
+        (lambda: PPO("MlpPolicy", Choice(), batch_size=48, n_steps=64), "`n_envs` of make_vec_env"),
+        (lambda: PPO("MlpPolicy", Choice(), n_steps=1, batch_size=1), "or `normalize_advantage=False`"),
+        (lambda: PPO("MlpPolicy", "CartPole-v1", settings={"workers": 2, "subproc": False}), '{"subproc": False}'),
+    ],
+)
+def test_messages_name_arguments_instead_of_flags(create: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        create()
+    assert "--" not in str(caught.value)

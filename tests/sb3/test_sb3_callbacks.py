@@ -246,3 +246,19 @@ def test_normaliser_on_one_side_only_is_refused(normalised: str) -> None:
 def test_progress_bar_ends_with_training(capfd: pytest.CaptureFixture[str]) -> None:
     model().learn(64, own.ProgressBarCallback())
     assert "100%" in capfd.readouterr().out
+
+
+def test_latest_episodes_are_in_the_model_while_a_callback_listens() -> None:
+    learner = model(stats_window_size=3).learn(64, Trace())
+    assert [episode["l"] for episode in learner.ep_info_buffer] == [10, 10, 10]
+
+
+def test_logs_are_written_every_so_many_steps(tmp_path: Path) -> None:
+    class Logs(own.BaseCallback):
+        def _on_step(self) -> bool:
+            self.logger.record("my/step", self.num_timesteps)
+            return True
+
+    learner = model(tensorboard_log=str(tmp_path)).learn(32, [Logs(), own.LogEveryNTimesteps(8)])
+    records = read_records(Path(str(learner.logger.dir)) / "metrics.jsonl")
+    assert [each["my/step"] for each in records if "my/step" in each] == [8, 16, 24, 32]

@@ -25,6 +25,9 @@ PATH = {**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, *filter(None, [os.en
 SMALL: dict[str, Any] = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 3, "device": "cpu"}
 
 
+SHARED = Choice()
+
+
 class Counted(Choice):
     """Counts its steps, and whether it was closed."""
 
@@ -248,8 +251,7 @@ def test_its_functions_accept_our_vector_environments_and_models() -> None:
     ("env", "message"),
     [
         (lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"), "use unidle.train"),
-        (lambda: make_vec_env(Choice, monitor_dir="logs"), "monitor_csv"),
-        (lambda: Monitor(Choice(), "logs"), "monitor_csv"),
+        (lambda: DummyVecEnv([lambda: SHARED, lambda: SHARED]), "Two of env_fns return the same environment"),
         (lambda: DummyVecEnv([]), "env_fns is empty"),
         (lambda: Choice, "pass an id"),
     ],
@@ -286,4 +288,32 @@ def test_only_wrappers_of_vector_environments_need_stable_baselines3() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_SB3], env=PATH, text=True, capture_output=True, check=False)
     first, second = done.stdout.splitlines() or [done.stderr, ""]
     assert first == "True"
-    assert "VecNormalize is Stable-Baselines3's own wrapper; run: pip install" in second
+    assert second == "VecNormalize is Stable-Baselines3's own; run: pip install stable-baselines3"
+
+
+def test_function_keeps_the_environment_that_its_variable_had() -> None:
+    env: Any = Counted()
+    first = env
+    env = DummyVecEnv([lambda: env])
+    PPO("MlpPolicy", env, **SMALL).learn(16)
+    assert env.envs == [first]
+    assert first.steps >= 16
+
+
+def test_reset_of_an_environment_object_may_have_no_options() -> None:
+    class Old(Choice):
+        def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+            return super().reset(seed=seed)
+
+    assert PPO("MlpPolicy", Old(), **SMALL).learn(16).num_timesteps == 16
+
+
+def test_unknown_name_is_refused_where_it_is_written() -> None:
+    with pytest.raises(gymnasium.error.NameNotFound):
+        make_vec_env("NoSuchEnv-v1")
+
+
+def test_seed_decides_what_a_script_sees_after_training() -> None:
+    models = [PPO("MlpPolicy", make_vec_env(Walk, 2), **SMALL).learn(32) for _ in range(2)]
+    first, second = (model.get_env().reset() for model in models)
+    assert np.array_equal(first, second)

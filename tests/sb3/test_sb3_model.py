@@ -371,3 +371,28 @@ def test_pendulum_is_learned_by_sac() -> None:
     model = SAC("MlpPolicy", "Pendulum-v1", learning_rate=2e-3, seed=1, **small).learn(4_000)
     mean, _ = evaluate_policy(model, gymnasium.make("Pendulum-v1"), n_eval_episodes=10)
     assert mean > -400  # that of random actions is about -1200
+
+
+def test_settings_that_are_not_learned_from_are_saved_unless_excluded(tmp_path: Path) -> None:
+    model = ppo(verbose=0, tensorboard_log=str(tmp_path / "runs"))
+    model.verbose = 2
+    model.save(tmp_path / "model", exclude=["tensorboard_log"])
+    loaded = PPO.load(tmp_path / "model")
+    assert (loaded.verbose, loaded.tensorboard_log) == (2, None)
+    assert PPO.load(tmp_path / "model", verbose=1).verbose == 1
+
+
+def test_update_schedule_may_be_changed_by_load(tmp_path: Path) -> None:
+    model = DQN("MlpPolicy", make_vec_env(Choice, 2), **SMALL_DQN, train_freq=4, target_update_interval=80)
+    model.save(tmp_path / "model")
+    same = DQN.load(tmp_path / "model", train_freq=4, target_update_interval=80)
+    assert same.config.recipe == model.config.recipe
+    other = DQN.load(tmp_path / "model", train_freq=(2, "step"), gradient_steps=-1)
+    assert (other.train_freq, other.gradient_steps, other.target_update_interval) == (2, 4, 80)
+
+
+def test_observation_of_reset_is_refused_with_its_info() -> None:
+    env = gymnasium.make("CartPole-v1")
+    model = PPO("MlpPolicy", env, **SMALL)
+    with pytest.raises(UsageError, match="pass its first item"):
+        model.predict(env.reset())

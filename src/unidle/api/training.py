@@ -16,6 +16,7 @@ from unidle.api.trained import TrainedGroup, TrainedRun
 from unidle.config import Config
 from unidle.config.convert import in_brief
 from unidle.config.files import GROUP_FILE, PBT_FILE, display_path
+from unidle.config.python_words import python_words
 from unidle.config.renamed import with_current_names, without_aliases
 from unidle.config.resolve import resumed, resumed_job
 from unidle.engine.build import resolve_network
@@ -35,6 +36,7 @@ from unidle.nn.actor_critic import NetworkFactory
 def train(env: str | EnvFactory | gymnasium.Env, *, seeds: None = None, **arguments: Any) -> TrainedRun: ...
 @overload
 def train(env: str | EnvFactory | gymnasium.Env, *, seeds: int | Sequence[int], **arguments: Any) -> TrainedGroup: ...
+@python_words()
 def train(
     env: str | EnvFactory | gymnasium.Env,
     *,

@@ -6,6 +6,8 @@ Stable-Baselines3 itself is needed only for its wrappers around vector environme
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from unidle.sb3.theirs import install_finder, name_of_theirs
+
 if TYPE_CHECKING:
     from unidle.sb3.algorithms import DQN as DQN
     from unidle.sb3.algorithms import PPO as PPO
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from unidle.sb3.common.callbacks import CheckpointCallback as CheckpointCallback
     from unidle.sb3.common.callbacks import EvalCallback as EvalCallback
     from unidle.sb3.common.callbacks import EveryNTimesteps as EveryNTimesteps
+    from unidle.sb3.common.callbacks import LogEveryNTimesteps as LogEveryNTimesteps
     from unidle.sb3.common.callbacks import ProgressBarCallback as ProgressBarCallback
     from unidle.sb3.common.callbacks import StopTrainingOnMaxEpisodes as StopTrainingOnMaxEpisodes
     from unidle.sb3.common.callbacks import StopTrainingOnNoModelImprovement as StopTrainingOnNoModelImprovement
@@ -32,8 +35,8 @@ _NAMES = {
     "algorithms": ("PPO", "SAC", "TD3", "DQN"),
     "common.callbacks": (
         *("BaseCallback", "CallbackList", "CheckpointCallback", "EvalCallback", "EveryNTimesteps"),
-        *("ProgressBarCallback", "StopTrainingOnMaxEpisodes", "StopTrainingOnNoModelImprovement"),
-        "StopTrainingOnRewardThreshold",
+        *("LogEveryNTimesteps", "ProgressBarCallback", "StopTrainingOnMaxEpisodes"),
+        *("StopTrainingOnNoModelImprovement", "StopTrainingOnRewardThreshold"),
     ),
     "common.env_util": ("make_vec_env",),
     "common.evaluation": ("evaluate_policy",),
@@ -48,12 +51,11 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
-    if name in ("A2C", "DDPG", "HER", "HerReplayBuffer"):
-        from unidle.errors import UsageError
-
-        raise UsageError(f"unidle has no {name}; use PPO, SAC, TD3 or DQN of unidle.sb3, or stay with {name} of SB3.")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return name_of_theirs(__name__, name)
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+install_finder()

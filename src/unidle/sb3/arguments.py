@@ -20,6 +20,11 @@ from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 
 SCHEDULED = ("learning_rate", "clip_range")
+_POLICY_CLASSES = {
+    **dict.fromkeys(("ActorCriticPolicy", "SACPolicy", "TD3Policy", "DQNPolicy"), "MlpPolicy"),
+    "ActorCriticCnnPolicy": "CnnPolicy",
+    "MultiInputActorCriticPolicy": "MultiInputPolicy",
+}
 _EXTRACTOR = ("features_extractor_class", "features_extractor_kwargs")
 
 
@@ -48,7 +53,7 @@ def read_arguments(algo: str, given: Mapping[str, Any], n_envs: int, settings: M
 def changed_arguments(algo: str, given: Mapping[str, Any], config: Config) -> Arguments:
     """`config` with the arguments that `load` was given."""
     plain, schedules, network = _plain(algo, given)
-    values, notes = sb3_values(algo, plain)
+    values, notes = sb3_values(algo, plain, config.recipe)
     return Arguments(config.with_values(values, algo.upper()), notes, schedules, network)
 
 
@@ -59,18 +64,25 @@ def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         if callable(plain.get(name)):
             schedules[name] = _checked(name, plain[name], algo)
             plain[name] = schedules[name](1.0)
+    if _is_constant(plain.get("clip_range_vf")):  # as rl-zoo passes it
+        plain["clip_range_vf"] = plain["clip_range_vf"](1.0)
     if callable(plain.get("clip_range_vf")):
         raise UsageError(f"{algo.upper()}: `clip_range_vf` is a function, but unidle keeps it constant; pass a number.")
-    policy = plain.get("policy")
+    policy = None
+    if plain.get("policy") is not None:
+        policy = plain["policy"] = _policy_name(plain["policy"])
     is_named = policy in (None, "MlpPolicy", "CnnPolicy", "MultiInputPolicy") or str(policy).endswith("LstmPolicy")
-    if isinstance(policy, type) or not is_named:
-        shown = getattr(policy, "__name__", policy)
+    if not is_named:
         raise UsageError(
-            f"{algo.upper()}: the policy {shown} is not supported; pass 'MlpPolicy', 'CnnPolicy' or "
+            f"{algo.upper()}: the policy {policy} is not supported; pass 'MlpPolicy', 'CnnPolicy' or "
             "'MultiInputPolicy', and your network as policy_kwargs['features_extractor_class']."
         )
     options = dict(plain.get("policy_kwargs") or {})
     network = _network(options)
+    if options.get("net_arch", ()) is None:  # the default
+        del options["net_arch"]
+    if options.get("normalize_images") is True:  # unidle always does
+        del options["normalize_images"]
     plain["policy_kwargs"] = {name: _without_classes(value) for name, value in options.items()}
     if isinstance(plain.get("device"), torch.device):
         plain["device"] = str(plain["device"])
@@ -79,6 +91,17 @@ def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     if plain.get("target_entropy") is not None and "target_entropy" in plain:
         plain["target_entropy"] = None if plain["target_entropy"] == "auto" else float(plain["target_entropy"])
     return plain, schedules, network
+
+
+def _policy_name(policy: Any) -> str:
+    """The name of a policy; Stable-Baselines3's own classes have names besides those that it knows them by."""
+    if isinstance(policy, type) and policy.__module__.startswith("stable_baselines3."):
+        return _POLICY_CLASSES.get(policy.__name__, policy.__name__)
+    return policy.__name__ if isinstance(policy, type) else str(policy)
+
+
+def _is_constant(schedule: Any) -> bool:
+    return callable(schedule) and schedule(1.0) == schedule(0.5) == schedule(0.0)
 
 
 def first_value(given: Any) -> Any:
@@ -110,6 +133,10 @@ def _without_classes(value: Any) -> Any:
 
 
 def _action_noise(algo: str, noise: Any) -> dict[str, Any]:
+    if algo != "td3":
+        raise UsageError(
+            f"{algo.upper()}: `action_noise` needs TD3; {algo.upper()} explores by sampling its actions. Leave it out."
+        )
     deviations = {float(each) for each in np.ravel(getattr(noise, "_sigma", ()))}
     if type(noise).__name__ != "NormalActionNoise" or np.any(getattr(noise, "_mu", 0)) or len(deviations) != 1:
         raise UsageError(
@@ -130,11 +157,20 @@ def _network(options: dict[str, Any]) -> NetworkFactory | None:
     return lambda observations, actions: _Extractor(kind(observations, **(kwargs or {})), observations)
 
 
+_CHANGING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+
+
 class _Extractor(nn.Module):
     """A features extractor of Stable-Baselines3, with the observations that it expects."""
 
     def __init__(self, module: nn.Module, space: spaces.Space) -> None:
         super().__init__()
+        changing = [type(layer).__name__ for layer in module.modules() if isinstance(layer, _CHANGING)]
+        if changing:
+            raise UsageError(
+                f"The features extractor has a {changing[0]}, which is another function while learning than while "
+                "acting, but unidle has one for both; leave it out, or use LayerNorm."
+            )
         self.module, self._space = module, space
 
     def forward(self, observation: Any) -> torch.Tensor:

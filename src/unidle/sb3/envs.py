@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from unidle.envs.vector.vector_wrappers import layers, load_statistics, statisti
 from unidle.errors import UsageError
 from unidle.integrations.worker_vec_env import Indices
 from unidle.sb3.common.env_util import MakeEnv
-from unidle.sb3.common.vec_env import DummyVecEnv, VecEnv
+from unidle.sb3.common.vec_env import DummyVecEnv, ExistingEnv, VecEnv
 
 _STEPS_HERE = {"subproc": False}  # the user's objects exist in this process only
 
@@ -50,7 +49,7 @@ def resolve_envs(env: Any) -> Envs:
         return _of_vec_env(env)
     if isinstance(env, gymnasium.Env):
         made = env_maker(partial(_SharedEnv, env))
-        return Envs(_named(made, _name(env)), 1, DummyVecEnv([lambda: env]), _STEPS_HERE, are_shared=True)
+        return Envs(_named(made, _name(env)), 1, DummyVecEnv([ExistingEnv(env)]), _STEPS_HERE, are_shared=True)
     raise UsageError(
         f"`env` is {env!r}; pass an id such as 'CartPole-v1', a gymnasium.Env, or a vector environment such as "
         "make_vec_env('CartPole-v1', n_envs=8)."
@@ -78,21 +77,12 @@ def _of_vec_env(env: Any) -> Envs:
         return Envs(_named(maker, type(env).__name__), int(env.num_envs), env, are_shared=True)
     first, settings = functions[0], {}
     name = _name_of_function(first)
-    are_shared = any(map(_returns_an_object, functions))
+    are_shared = any(isinstance(function, ExistingEnv) for function in functions)
     if are_shared:
         functions, settings = [partial(_shared, function) for function in functions], _STEPS_HERE
         first = functions[0]
     factory = first if all(function is first for function in functions) else PerEnv(functions)
     return Envs(_named(env_maker(factory), name), len(functions), env, settings, are_shared)
-
-
-def _returns_an_object(function: Any) -> bool:
-    """Whether a function refers to an environment that exists, as `lambda: env` does."""
-    try:
-        used = inspect.getclosurevars(function)
-    except TypeError:  # not a Python function
-        return False
-    return any(isinstance(value, gymnasium.Env) for value in (*used.nonlocals.values(), *used.globals.values()))
 
 
 def _shared(function: Callable[[], gymnasium.Env]) -> gymnasium.Env:
@@ -131,6 +121,8 @@ def _name(env: gymnasium.Env) -> str:
 
 
 def _name_of_function(function: Any) -> str:
+    if isinstance(function, ExistingEnv):
+        return _name(function.env)
     made = function.env if isinstance(function, MakeEnv) else function
     if isinstance(made, partial):  # of gymnasium.make
         made = getattr(made.args[0], "id", made) if made.args else made
@@ -139,6 +131,10 @@ def _name_of_function(function: Any) -> str:
 
 class _SharedEnv(gymnasium.Wrapper):
     """The user's environment, which stays open when training is over."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset it; its method may have no `options`."""
+        return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
 
     def close(self) -> None:
         """Do nothing."""

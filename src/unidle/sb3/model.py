@@ -8,9 +8,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import secrets
+import shutil
 import signal
 import tempfile
-from collections.abc import Sequence
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,6 +26,7 @@ from unidle.algos.schedules import Schedule
 from unidle.api import fit_to_env, start
 from unidle.config import Config
 from unidle.config.presets import load_preset
+from unidle.config.python_words import as_argument, python_words
 from unidle.config.validate import validated
 from unidle.engine.agent import Agent
 from unidle.engine.callbacks import CallbackContext
@@ -31,6 +35,7 @@ from unidle.engine.placement import choose_device
 from unidle.engine.progress import Progress
 from unidle.errors import ResumableError, UsageError
 from unidle.nn.actor_critic import NetworkFactory
+from unidle.sb3.absent import explain_absent
 from unidle.sb3.arguments import read_arguments
 from unidle.sb3.envs import Envs, normaliser_of, resolve_envs
 from unidle.sb3.fixed_argument import FixedArgument
@@ -38,6 +43,7 @@ from unidle.sb3.foreign_zip import Weights, convert_weights, read_sb3_zip
 from unidle.sb3.logger import Logger
 from unidle.sb3.run_name import reserve_folder
 from unidle.sb3.saved_model import read_model, usable_objects, warn_of_missing, write_model
+from unidle.sb3.space_checks import check_spaces
 from unidle.sb3.training import Training, as_callback
 from unidle.sb3.untrained import untrained_state
 from unidle.sb3.zip_file import File, is_own, open_zip
@@ -46,6 +52,18 @@ _NEVER = 2**62  # steps between checkpoints: a model is saved by `save`
 _NOT_SETTINGS = ("self", "env", "settings", "tensorboard_log", "verbose", "__class__", "_init_setup_model")
 
 
+def _show(name: str, value: str | None) -> str:
+    """A setting in a message: the argument of the constructor, or `settings` if it has none of that name."""
+    if name == "algo" and value is not None:
+        return value.strip('"').upper()
+    if name in ("batch_size", "n_steps", "n_epochs", "buffer_size", "learning_rate", "normalize_advantage", "device"):
+        return as_argument(name, value)
+    if name == "n_envs":
+        return "`n_envs` of make_vec_env"
+    return f'`settings={{"{name}": {value or "…"}}}`'
+
+
+@explain_absent
 class Model:
     """What PPO, SAC, TD3 and DQN have in common."""
 
@@ -54,6 +72,7 @@ class Model:
     batch_size = FixedArgument()
     gamma = FixedArgument()
 
+    @python_words(_show)
     def __init__(self, arguments: dict[str, Any]) -> None:
         """`arguments` are those of the constructor, by name."""
         given = {name: value for name, value in arguments.items() if name not in _NOT_SETTINGS}
@@ -67,6 +86,11 @@ class Model:
         run = dataclasses.replace(read.config.run, seed=_seed(given["seed"]))
         self._setup(dataclasses.replace(read.config, run=run), envs, read.schedules, read.network)
         self.verbose, self.tensorboard_log = arguments["verbose"], arguments["tensorboard_log"]
+        self.ep_info_buffer = _episodes(arguments["stats_window_size"])
+        if envs is not None:
+            check_spaces(self.algo, None if read.network else arguments["policy"], envs)
+            if given["seed"] is not None:  # for what the script does with them itself
+                envs.vec_env.seed(given["seed"])
         if self.verbose:
             print(*read.notes, sep="\n", end="\n" if read.notes else "")
 
@@ -79,16 +103,18 @@ class Model:
         self.num_timesteps = 0
         self.logger = Logger()
         self.verbose, self.tensorboard_log = 0, None
+        self.ep_info_buffer = _episodes(100)
         self._learned: dict[str, Any] | None = None  # the state
         self._agent: Agent | None = None  # made from the state
         self._context: CallbackContext | None = None  # during `learn`: where the state comes from
         self._is_current = False  # whether the state is that of the context
         self._starts = 0  # how many runs began in new environments
         self._folder: Path | None = None  # of the latest run
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: str | None = None  # the parent folder of runs that are not kept
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
+    @python_words(_show)
     def learn(
         self,
         total_timesteps: int,
@@ -105,6 +131,8 @@ class Model:
         """
         self._refuse_while_learning("learn")
         envs = self._require_envs()
+        if reset_num_timesteps:
+            self.ep_info_buffer.clear()
         state = self._next_state(reset=reset_num_timesteps)
         continues = state is not None and "collector" in state
         timesteps = (state["step"] if state else 0) + int(total_timesteps)
@@ -152,8 +180,9 @@ class Model:
         parent = None if self.tensorboard_log is None else Path(self.tensorboard_log)
         if parent is None:
             if self._temporary is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="unidle-", ignore_cleanup_errors=True)
-            parent = Path(self._temporary.name)
+                self._temporary = tempfile.mkdtemp(prefix="unidle-")
+                weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
+            parent = Path(self._temporary)
         starts = self._starts if continues else self._starts + 1
         run = dataclasses.replace(
             self.config.run,
@@ -187,6 +216,10 @@ class Model:
         self._context, self._is_current, self._agent = context, False, None
         self.num_timesteps = context.record["step"]
         self.logger.write = context.log
+
+    def dump_logs(self, iteration: int = 0) -> None:
+        """Write what callbacks logged; `iteration` has no effect."""
+        self.logger.dump(self.num_timesteps)
 
     def save_state(self) -> dict[str, Any]:
         """Keep the state of the run, and return it."""
@@ -225,6 +258,11 @@ class Model:
         deterministic: bool = False,
     ) -> tuple[Any, np.ndarray | None]:
         """The actions for an observation or a batch of them, and the next recurrent state or None."""
+        is_of_reset = isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict)
+        if is_of_reset and not isinstance(self.observation_space, spaces.Tuple):
+            raise UsageError(
+                "predict got a tuple (observation, info), which reset of a gymnasium.Env returns; pass its first item."
+            )
         return self.agent.predict_from(observation, state, episode_start, deterministic=deterministic)
 
     @property
@@ -312,12 +350,16 @@ class Model:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
-        """Save the model, without its replay buffer, as a zip; `exclude` and `include` have no effect."""
+    def save(self, path: File, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
+        """Save the model, without its replay buffer, as a zip; `exclude` may name verbose and tensorboard_log."""
         needs = [*self._schedules, *(["policy_kwargs"] if self._network else [])]
-        write_model(path, self.config, self.config.run.seed + self._starts, needs, self._state())
+        others = {"verbose": self.verbose, "tensorboard_log": self.tensorboard_log and str(self.tensorboard_log)}
+        left_out = set(exclude or ()) - set(include or ())
+        others = {name: value for name, value in others.items() if name not in left_out}
+        write_model(path, self.config, self.config.run.seed + self._starts, needs, self._state(), others)
 
     @classmethod
+    @python_words(_show)
     def load(
         cls,
         path: File,
@@ -345,11 +387,12 @@ class Model:
                 warn_of_missing(pickled, replaced, "has its default")
                 arguments = {name: value for name, value in (arguments | given).items() if name in known}
                 return cls._converted(arguments | {"env": env}, weights)
-            others = {name: given.pop(name) for name in ("verbose", "tensorboard_log") if name in given}
+            others: dict[str, Any] = {name: given.pop(name) for name in ("verbose", "tensorboard_log") if name in given}
             restored = read_model(archive, path, cls.algo, env, given)
         warn_of_missing(restored.needs, replaced, "stays at its initial value")
         model = cls.__new__(cls)
         model._setup(restored.config, restored.envs, restored.schedules, restored.network)
+        others = {**restored.others, **others}
         model.verbose, model.tensorboard_log = others.get("verbose", 0), others.get("tensorboard_log")
         model._learned, model.num_timesteps = restored.state, restored.state["step"]
         return model
@@ -361,6 +404,11 @@ class Model:
         model._learned = convert_weights(cls.algo, model._state(), model.policy, weights)
         model._agent = None
         return model
+
+
+def _episodes(size: int) -> deque[dict[str, Any]]:
+    """Empty: for the latest episodes (r, l and t) while `learn` has a callback."""
+    return deque(maxlen=size)
 
 
 def _seed(seed: int | None) -> int:

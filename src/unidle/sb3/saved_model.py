@@ -37,14 +37,20 @@ class Restored:
     network: NetworkFactory | None
     state: dict[str, Any]
     needs: list[str]  # arguments that were Python objects
+    others: dict[str, Any]  # arguments that are no settings
 
 
-def write_model(file: File, config: Config, seed: int, needs: Sequence[str], state: dict[str, Any]) -> None:
-    """Write a model without its replay buffer; `needs` are the arguments that `load` needs again."""
+def write_model(
+    file: File, config: Config, seed: int, needs: Sequence[str], state: dict[str, Any], others: dict[str, Any]
+) -> None:
+    """Write a model without its replay buffer.
+
+    `needs` are the arguments that `load` needs again, `others` those that are no settings.
+    """
     state = without_replay_buffer(state)
     settings = dataclasses.asdict(config.recipe) | {"seed": seed}
     kept = {name: state[name] for name in _KEPT if name in state}
-    write_zip(file, Saved(config.recipe.algo, settings, list(needs)), snapshot(kept))
+    write_zip(file, Saved(config.recipe.algo, settings, list(needs), others), snapshot(kept))
 
 
 def read_model(archive: zipfile.ZipFile, shown: object, algo: str, env: Any, given: Mapping[str, Any]) -> Restored:
@@ -64,7 +70,7 @@ def read_model(archive: zipfile.ZipFile, shown: object, algo: str, env: Any, giv
         envs = resolve_envs(env)
         config, state = _with_n_envs(config, state, envs.n_envs)
         config = config.with_values(envs.settings, "env")
-    return Restored(config, envs, read.schedules, read.network, state, saved.needs)
+    return Restored(config, envs, read.schedules, read.network, state, saved.needs, saved.others)
 
 
 def usable_objects(custom_objects: Mapping[str, Any] | None, arguments: Iterable[str]) -> dict[str, Any]:
@@ -79,7 +85,7 @@ def usable_objects(custom_objects: Mapping[str, Any] | None, arguments: Iterable
             warnings.warn(
                 f"`{name}` in custom_objects is {in_brief(value)}, but must be above 0; the model keeps its own value, "
                 "or the default.",
-                stacklevel=3,
+                stacklevel=4,  # the caller of `load`, whose decorator is a frame
             )
         else:
             usable[name] = (custom_objects or {})[name]
@@ -93,7 +99,7 @@ def warn_of_missing(names: Iterable[str], replaced: Iterable[str], instead: str)
             warnings.warn(
                 f"`{name}` of the saved model is a Python object, which is not read; it {instead} unless you pass it "
                 "to load.",
-                stacklevel=3,
+                stacklevel=4,  # the caller of `load`, whose decorator is a frame
             )
 
 

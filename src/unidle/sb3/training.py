@@ -101,6 +101,7 @@ class Training:
         infos: list[dict[str, Any]] = [{} for _ in dones]
         for index in np.flatnonzero(dones):
             episode = {"r": float(self._returns[index]), "l": int(self._lengths[index]), "t": time.time() - self._began}
+            self._model.ep_info_buffer.append(episode)
             infos[index] = {"episode": episode, "TimeLimit.truncated": bool(truncated[index])}
         self._returns[dones], self._lengths[dones] = 0.0, 0
         return {"rewards": rewards, "dones": dones, "infos": infos}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +27,7 @@ class Saved:
     algo: str
     settings: dict[str, Any]  # the recipe and the seed, flat
     needs: list[str]  # arguments that are Python objects, which `load` needs again
+    others: dict[str, Any] = field(default_factory=dict)  # arguments that are no settings
     version: str = __version__
 
 

@@ -88,7 +88,7 @@ def test_default_name_is_used_if_only_one_run_has_it() -> None:
     with pytest.raises(unidle.UsageError) as error:
         unidle.train("CartPole-v1", resume="auto", **SMALL)
     name = folder.name
-    assert str(error.value) == f"--resume auto finds several runs in runs ({name} and {name}-10); add --run-name."
+    assert str(error.value) == f"--resume auto finds several runs in runs ({name} and {name}-10); add `run_name`."
 
 
 def test_run_that_was_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:

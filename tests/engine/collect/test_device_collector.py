@@ -150,14 +150,14 @@ def test_run_with_few_iterations_warns(tmp_path: Path, capsys: pytest.CaptureFix
     [
         ("unidle/CartPol-v1", {}, "did you mean `unidle/CartPole-v1`"),
         ("unidle/CartPole-v1", {"overlap": "strict"}, "nothing to overlap"),
-        ("unidle/Pendulum-v1", {"discretize": 5}, "--discretize does not apply"),
+        ("unidle/Pendulum-v1", {"discretize": 5}, "`discretize` does not apply"),
         ("unidle/CartPole-v1", {"env_kwargs": {"gravity": 1}}, "gravity"),
         (
             "unidle/CartPole-v1",
             {"env_kwargs": {"n_envs": 1}},
-            "`n_envs` is set by --n-envs; leave it out of the env_kwargs",
+            "`n_envs` is set by `n_envs`; leave it out of the env_kwargs",
         ),
-        ("unidle/Trading-v0", {"env_kwargs": {"seed": 1}}, "--seed; leave it out"),
+        ("unidle/Trading-v0", {"env_kwargs": {"seed": 1}}, "`seed`; leave it out"),
     ],
 )
 def test_settings_unsupported_by_device_envs_are_rejected(

@@ -539,7 +539,7 @@ def test_resume_reports_environments_with_new_episodes(tmp_path: Path, capsys: p
         (lambda: FakeTensorVectorEnv(AutoresetMode.NEXT_STEP), {}, "NEXT_STEP"),
         (lambda: FakeTensorVectorEnv(key="nowhere"), {}, r"infos\['final_obs'\]"),
         (FakeIsaacLab, {"overlap": "strict"}, "nothing to overlap"),
-        (FakeIsaacLab, {"discretize": 3}, "--discretize does not apply"),
+        (FakeIsaacLab, {"discretize": 3}, "`discretize` does not apply"),
     ],
 )
 def test_unsupported_setup_is_a_usage_error(make: Any, settings: Any, message: str, tmp_path: Path) -> None:

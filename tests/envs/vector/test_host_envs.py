@@ -445,7 +445,7 @@ def test_vector_envs_train_resume_and_evaluate(kind: str, capsys: pytest.Capture
 
 def test_factory_sets_number_of_envs() -> None:
     env = cartpole_factory("sync, same step")
-    message = r"<lambda> creates 4 environments, not 3; leave out --n-envs, or set it to 4\.$"
+    message = r"<lambda> creates 4 environments, not 3; leave out `n_envs`, or set it to 4\.$"
     with pytest.raises(UsageError, match=message):
         unidle.train(env, **SMALL, n_envs=3)
     run = unidle.train(env, **SMALL, n_envs=4)

@@ -11,6 +11,7 @@ from unidle.config.files import flatten_sections, read_yaml
 from unidle.config.foreign import elegantrl, rl_zoo, sb3, sb3_off_policy, sb3_sde
 from unidle.config.foreign.algorithm import algorithm_of, is_recurrent
 from unidle.config.renamed import with_current_names, without_other_algorithms
+from unidle.config.settings import OffPolicyRecipe, Recipe
 from unidle.errors import UsageError
 
 Style = Literal["unidle", "sb3", "elegantrl"]
@@ -63,12 +64,13 @@ def convert_sb3_arguments(algo: str, arguments: dict[str, Any], n_envs: int) -> 
     return _converted_arguments(algo, arguments).finish(n_envs)
 
 
-def sb3_values(algo: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The settings for some arguments, without defaults for others, and messages about them."""
-    for key in sb3_off_policy.KEYS:
-        if algo != "ppo" and key in arguments:
-            raise UsageError(f"{algo.upper()}: `{key}` depends on other arguments; create a new model to change it.")
-    conversion = _converted_arguments(algo, arguments)
+def sb3_values(algo: str, arguments: dict[str, Any], recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
+    """The settings for arguments that change those of `recipe`, and messages about them."""
+    scheduled = {key: value for key, value in arguments.items() if key in sb3_off_policy.KEYS and algo != "ppo"}
+    conversion = _converted_arguments(algo, {key: arguments[key] for key in arguments.keys() - scheduled.keys()})
+    if isinstance(recipe, OffPolicyRecipe) and scheduled:
+        known = sb3_off_policy.arguments_of(recipe)
+        conversion.values |= sb3_off_policy.schedule(algo, known | scheduled, recipe.n_envs, algo.upper())
     return conversion.values, conversion.notes
 
 

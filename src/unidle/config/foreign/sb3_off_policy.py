@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unidle.config.fields import coerce
+from unidle.config.settings import DQNRecipe, OffPolicyRecipe
 from unidle.errors import UsageError
 
 # Stable-Baselines3's defaults, where unidle's differ. Steps of all environments: train_freq, target_update_interval.
@@ -52,6 +53,14 @@ def schedule(algo: str, given: dict[str, Any], n_envs: int, source: str) -> dict
             "networks with every update; remove it, or lower tau."
         )
     return values | _noise(algo, given, source)
+
+
+def arguments_of(recipe: OffPolicyRecipe) -> dict[str, Any]:
+    """The reverse of `schedule`."""
+    found: dict[str, Any] = {"train_freq": recipe.n_steps, "gradient_steps": round(recipe.updates_per_iteration)}
+    if isinstance(recipe, DQNRecipe):
+        found["target_update_interval"] = round(recipe.target_update_interval / recipe.utd_ratio)
+    return found
 
 
 def _noise(algo: str, given: dict[str, Any], source: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from unidle.sb3.common.base_callbacks import EventCallback as EventCallback
 from unidle.sb3.common.evaluation_callbacks import EvalCallback as EvalCallback
 from unidle.sb3.common.evaluation_callbacks import StopTrainingOnNoModelImprovement as StopTrainingOnNoModelImprovement
 from unidle.sb3.common.evaluation_callbacks import StopTrainingOnRewardThreshold as StopTrainingOnRewardThreshold
+from unidle.sb3.theirs import name_of_theirs
 
 
 class EveryNTimesteps(EventCallback):
@@ -29,6 +30,20 @@ class EveryNTimesteps(EventCallback):
             return True
         self._latest = self.num_timesteps
         return self._on_event()
+
+
+class LogEveryNTimesteps(EventCallback):
+    """Writes what was logged every `n_steps` steps, counted over all environments."""
+
+    def __init__(self, n_steps: int) -> None:
+        super().__init__()
+        self.n_steps, self._latest = n_steps, 0
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps - self._latest >= self.n_steps:
+            self._latest = self.num_timesteps
+            self.model.dump_logs()
+        return True
 
 
 class CheckpointCallback(BaseCallback):
@@ -94,3 +109,7 @@ class ProgressBarCallback(BaseCallback):
 
     def _on_training_end(self) -> None:
         self._bar.stop()
+
+
+def __getattr__(name: str) -> Any:
+    return name_of_theirs(__name__, name)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 
-from unidle.errors import UsageError
 from unidle.sb3.common.monitor import Monitor
 from unidle.sb3.common.vec_env import DummyVecEnv, VecEnv
+from unidle.sb3.theirs import name_of_theirs
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,27 @@ def make_vec_env(
     monitor_kwargs: dict[str, Any] | None = None,
     wrapper_kwargs: dict[str, Any] | None = None,
 ) -> VecEnv:
-    """`n_envs` copies of an environment, each in a `Monitor`; `start_index` has no effect.
+    """`n_envs` copies of an environment, each in a `Monitor`, which writes to `monitor_dir` if that is given.
 
     A model steps them in its own pool, so that `vec_env_cls` matters only where your script steps them.
     """
-    if monitor_dir is not None:
-        raise UsageError(
-            'unidle writes no file per environment; leave out `monitor_dir`, and pass settings={"monitor_csv": True} '
-            "to the model, which writes monitor.csv to its run folder."
-        )
+    if isinstance(env_id, str):
+        gymnasium.spec(env_id)  # raises Gymnasium's own error for an unknown name
     make = MakeEnv(env_id, env_kwargs or {}, wrapper_class, wrapper_kwargs or {}, monitor_kwargs or {})
-    vec_env = (vec_env_cls or DummyVecEnv)([make] * n_envs, **(vec_env_kwargs or {}))
+    functions = [make] * n_envs
+    if monitor_dir is not None:
+        functions = [_logged(make, Path(monitor_dir) / f"{start_index + index}.monitor.csv") for index in range(n_envs)]
+    vec_env = (vec_env_cls or DummyVecEnv)(functions, **(vec_env_kwargs or {}))
     vec_env.seed(seed)
     return vec_env
+
+
+def _logged(make: MakeEnv, path: Path) -> MakeEnv:
+    """The function with a file for its Monitor, which is kept when a later `learn` creates the environment again."""
+    if make.monitor_kwargs.get("override_existing", True):
+        path.unlink(missing_ok=True)
+    return replace(make, monitor_kwargs={**make.monitor_kwargs, "filename": str(path), "override_existing": False})
+
+
+def __getattr__(name: str) -> Any:
+    return name_of_theirs(__name__, name)

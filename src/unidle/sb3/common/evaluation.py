@@ -13,6 +13,7 @@ from unidle.envs.vector.vector_wrappers import layers
 from unidle.errors import UsageError
 from unidle.sb3.common.monitor import Monitor
 from unidle.sb3.common.vec_env import DummyVecEnv
+from unidle.sb3.theirs import name_of_theirs
 
 
 def evaluate_policy(
@@ -75,3 +76,7 @@ def _is_monitored(env: Any) -> bool:
     theirs = sys.modules.get("stable_baselines3.common.monitor")
     kinds = [Monitor, *([theirs.Monitor] if theirs else [])]
     return any(env.env_is_wrapped(kind)[0] for kind in kinds)
+
+
+def __getattr__(name: str) -> Any:
+    return name_of_theirs(__name__, name)

@@ -7,9 +7,11 @@ VecMonitor …) are those of Stable-Baselines3.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,27 +22,41 @@ from gymnasium import spaces
 from unidle.envs.vector.worker_group import WorkerGroup
 from unidle.errors import UsageError
 from unidle.integrations.worker_vec_env import Indices, WorkerVecEnv, start_workers
+from unidle.sb3.theirs import name_of_theirs
 from unidle.spaces.tree import follow, rebuild, walk
 
 EnvFunction = Callable[[], gymnasium.Env]
 
-_OF_SB3 = (
-    *("VecNormalize", "VecMonitor", "VecFrameStack", "VecTransposeImage", "VecCheckNan", "VecExtractDictObs"),
-    *("VecVideoRecorder", "VecEnvWrapper"),
-)
+__path__: list[str] = []  # a package in Stable-Baselines3: `vec_env.vec_normalize` is found by `theirs`
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_SB3:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return name_of_theirs(__name__, name)
+
+
+@dataclass(frozen=True)
+class ExistingEnv:
+    """The function of an environment that exists already."""
+
+    env: gymnasium.Env
+
+    def __call__(self) -> gymnasium.Env:
+        """Return it."""
+        return self.env
+
+
+def _bound(function: EnvFunction) -> EnvFunction:
+    """A function that refers to an environment, as `lambda: env` does, with what it returns now.
+
+    Its variable may have another value later: `env = DummyVecEnv([lambda: env])`.
+    """
     try:
-        import stable_baselines3.common.vec_env as theirs
-    except ImportError:
-        raise UsageError(
-            f"{name} is Stable-Baselines3's own wrapper; run: pip install stable-baselines3. Without it, "
-            "unidle.train(…, normalize_obs=True, normalize_reward=True, frame_stack=4) does the same."
-        ) from None
-    return getattr(theirs, name)
+        used = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # not a Python function, or one whose variable has no value yet
+        return function
+    is_there = any(isinstance(value, gymnasium.Env) for value in (*used.nonlocals.values(), *used.globals.values()))
+    made = function() if is_there else None
+    return ExistingEnv(made) if isinstance(made, gymnasium.Env) else function
 
 
 class VecEnv(ABC):
@@ -54,7 +70,13 @@ class VecEnv(ABC):
     def __init__(self, env_fns: Sequence[EnvFunction]) -> None:
         if not env_fns:
             raise UsageError("env_fns is empty; pass at least one function that creates an environment.")
-        self.env_fns, self.num_envs = list(env_fns), len(env_fns)
+        self.env_fns, self.num_envs = [_bound(function) for function in env_fns], len(env_fns)
+        existing = {id(function.env) for function in self.env_fns if isinstance(function, ExistingEnv)}
+        if len(existing) < sum(isinstance(function, ExistingEnv) for function in self.env_fns):
+            raise UsageError(
+                "Two of env_fns return the same environment; create one in each function, as in lambda: "
+                "gymnasium.make('CartPole-v1')."
+            )
         self.reset_infos: list[dict[str, Any]] = [{} for _ in env_fns]
         self._reset_seeds()
         self._reset_options()
