@@ -9,7 +9,6 @@ from pathlib import Path
 
 from unidle.formatting import MISSING, duration, score, short_number
 from unidle.groups.runs import FINISHED, GroupRun, read_runs
-from unidle.groups.statistics import MIN_RUNS, Spread, aggregate, spread
 from unidle.groups.tables import runs_table, settings_table
 from unidle.report.history import History, Record, number
 from unidle.report.page.axis import thinned_indices, time_unit
@@ -17,6 +16,7 @@ from unidle.report.page.cards import heading, key_figures, section
 from unidle.report.page.document import document
 from unidle.report.page.phase_colours import COLOURS, Style, series_style
 from unidle.report.page.svg import Reference, Series, line_chart
+from unidle.report.statistics import MIN_RUNS, Spread, aggregate, spread
 from unidle.writing import write_atomically
 
 _MEAN_STYLE, _SHARED_STYLE = series_style(0), Style("c5")
