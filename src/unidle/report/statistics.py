@@ -90,20 +90,21 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(**{name: float(value) if np.isfinite(value) else None for name, value in figures.items()})
 
 
-def aggregate(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Curve:
+def aggregate(curves: Sequence[tuple[Sequence[float], Sequence[float]]], max_points: int = _MAX_POINTS) -> Curve:
     """Return the interquartile mean of `curves` (x and y of each run) on a common grid.
 
     A run counts at x from its first to its last point, linearly interpolated between them: a run that ended early
     counts until its last point, and is not continued beyond it. The grid has the x of all runs at which at least half
     of the runs with a curve count, so that the last of them do not pass for the group. With equal schedules these are
-    the points of the runs themselves. If there are more than in the longest curve, or more than 400, the grid is as
-    many evenly spaced points between the first and the last. The interval is given where three runs or more count.
+    the points of the runs themselves. If there are more than in the longest curve, or more than `max_points`, the grid
+    is as many evenly spaced points between the first and the last. The interval is given where three runs or more
+    count.
     """
     known = [_sorted(x, y) for x, y in curves if len(x)]
     if not known:
         return Curve([], [], [], [])
     grid = _covered(np.unique(np.concatenate([x for x, _ in known])), known)
-    size = min(_MAX_POINTS, max(len(x) for x, _ in known))
+    size = min(max_points, max(len(x) for x, _ in known))
     if len(grid) > size:
         grid = _covered(np.linspace(grid[0], grid[-1], size), known)
     values = np.array([np.interp(grid, x, y, left=np.nan, right=np.nan) for x, y in known])  # [run, point]
@@ -117,6 +118,17 @@ def aggregate(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Curv
             result[1:, at] = bootstrap_interval(values[:count, at])
     iqm, low, high = result
     return Curve(grid.tolist(), iqm.tolist(), _with_none(low), _with_none(high))
+
+
+def prolonged(
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]], has_finished: Sequence[bool]
+) -> list[tuple[Sequence[float], Sequence[float]]]:
+    """Return curves over wall time such that finished runs count with their last return until the longest curve ends.
+
+    They were as fast as the machine let them be.
+    """
+    end = max((x[-1] for x, _ in curves if len(x)), default=0.0)
+    return [([*x, end], [*y, y[-1]]) if is_over and len(x) else (x, y) for (x, y), is_over in zip(curves, has_finished)]
 
 
 def _covered(grid: np.ndarray, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -213,9 +213,15 @@ def test_x_axis_can_be_steps_seconds_or_joules(address: str, browser: Any) -> No
         assert page.evaluate(xs) == [150.0 * (i + 1) for i in range(SECONDS)]
         page.goto(f"{address}/run/cpu")
         points(page, "returns")
-        assert page.get_by_role("button", name="joules").is_disabled()
-        assert page.get_by_role("button", name="GPU").is_disabled()
-        assert figure(page, "GPU busy") == "–"
+        assert page.get_by_role("button", name="joules").is_hidden()
+
+
+def test_run_without_gpu_has_no_empty_gpu_figures(address: str, browser: Any) -> None:
+    with opened(browser, f"{address}/run/cpu") as page:
+        points(page, "returns")
+        assert "GPU" not in page.locator("#figures").inner_text()
+        assert page.get_by_role("button", name="GPU").is_hidden()
+        assert page.get_by_text("GPU power and energy").is_hidden()
 
 
 def test_click_selects_another_segment(address: str, browser: Any) -> None:
@@ -259,7 +265,7 @@ def test_names_and_settings_are_escaped(address: str, browser: Any) -> None:
     with opened(browser, f"{address}/") as page:
         wait(page, "document.querySelectorAll('#rows tr').length === 3")
         row = page.locator("#rows tr", has_text="onerror")
-        assert row.locator("td").first.inner_text() == MARKUP
+        assert row.locator("td").nth(1).inner_text() == MARKUP
         row.locator("a").click()
         points(page, "lanes")
         assert page.locator("h1 #name").inner_text() == MARKUP
@@ -353,7 +359,7 @@ def test_figures_of_live_run_update(tmp_path: Path, browser: Any) -> None:
         with serving(tmp_path) as port, opened(browser, f"http://127.0.0.1:{port}/") as page:
             page.wait_for_selector("#rows a", timeout=30_000)
             page.wait_for_selector("#rows .state.training")
-            cell = "document.querySelector('#rows tr').cells[4].textContent"
+            cell = "document.querySelector('#rows tr').cells[7].textContent"
             before = page.evaluate(cell)
             wait(page, f"{cell} !== '{before}'")
             page.locator("#rows a").click()
