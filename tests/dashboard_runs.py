@@ -105,7 +105,9 @@ def make_sweep(runs: Path, name: str, trials: list[dict[str, Any]], **plan: Any)
     for number, trial in enumerate(trials):
         run = make_run(folder, f"trial-{number}")
         if trial:
-            (run / "trial.yaml").write_text(yaml.safe_dump({"trial": number, **trial}), encoding="utf-8")
+            (run / "trial.yaml").write_text(
+                yaml.safe_dump({"trial": number, **trial}, sort_keys=False), encoding="utf-8"
+            )
     return folder
 
 

@@ -25,10 +25,10 @@ class _DashboardFlags:
     """Show the running and finished runs in a folder in a browser, until Ctrl-C.
 
     The first page lists runs, groups (of --seeds), sweeps and packs; tick runs to compare them on one plot. Each run
-    has a page: a verdict (what the GPU waited for most), busy and idle time by cause, the phases of any time
-    range, power and energy, steps per second, losses, settings, and return against steps, seconds or joules. Pages of
-    active runs update live. The page loads nothing from the internet, and the server reads no file outside the folder. To save or
-    share a run as one file: unidle report runs/my-run --html. Needs the extra `dashboard`.
+    has a page: a verdict (what the GPU waited for most), busy and idle time by cause, the phases of any time range,
+    power and energy, steps per second, losses, settings, and return against steps, seconds or joules. Pages of active
+    runs update live. The page loads nothing from the internet, and the server reads no file outside these folders. To
+    save or share a run as one file: unidle report runs/my-run --html. Needs the extra `dashboard`.
 
     Only a browser that has opened the printed address can see the runs: it contains a token, new at every start. To
     choose it yourself, set the environment variable UNIDLE_DASHBOARD_TOKEN.
@@ -55,6 +55,8 @@ def dashboard_command(argv: list[str]) -> None:
         raise UsageError(f"--port {flags.port} is not a valid port; use 1024 to 65535, or 0 for any free port.")
 
     packs = flags.packs or (PACKS if PACKS.is_dir() else None)
+    if packs is not None and not packs.is_dir():
+        raise UsageError(f"--packs {packs} is not a folder; give the one with the folders that `unidle pack` made.")
     try:
         from unidle.report.dashboard.serve import serve
     except ModuleNotFoundError:

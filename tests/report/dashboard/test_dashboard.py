@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import pytest
-from dashboard_runs import evaluation, iteration, make_run, segment, serving, write_lines
+from dashboard_runs import evaluation, iteration, make_pack, make_run, segment, serving, write_lines
 from dashboard_server import events_of, get, rows_of
 
 from unidle.cli.main import run as command_line
@@ -480,6 +480,19 @@ def test_command_creates_token_and_stops_on_ctrl_c(host: str, tmp_path: Path) ->
     assert (server.returncode, errors) == (0, "")
 
 
+def test_packs_beside_the_runs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs", "x")
+    make_pack(tmp_path / "packs", "p", [])
+    make_pack(tmp_path / "elsewhere", "q", [])
+    for flags, names in (((), ["x", "p"]), (("--packs", "elsewhere"), ["x", "q"])):
+        with (
+            dashboard_command(Path("runs"), "--port", "0", *flags) as (address, _),
+            events_of(address.port, f"/events?{address.query}") as events,
+        ):
+            assert [row["name"] for row in events.next()] == names
+
+
 def test_token_from_environment_is_used_and_not_in_the_list_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,6 +531,7 @@ def test_usage_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         port_in_use = ["dashboard", str(tmp_path), "--port", str(port)]
         wrong = {"cannot listen on 127.0.0.1": port_in_use}
         wrong["is not a folder"] = ["dashboard", str(tmp_path / "none")]
+        wrong["--packs absent is not a folder"] = ["dashboard", str(tmp_path), "--packs", "absent"]
         wrong["--port 70000"] = ["dashboard", str(tmp_path), "--port", "70000"]
         wrong["not an address of this machine"] = ["dashboard", str(tmp_path), "--host", "no.such.host.invalid"]
         wrong["--host 192.0.2.1 is not an address"] = ["dashboard", str(tmp_path), "--host", "192.0.2.1"]
