@@ -80,6 +80,18 @@ def test_index_has_one_row_per_run_group_sweep_and_pack(address: str, browser: A
         assert len(tickable) == ROWS - 2  # not the sweep and the pack
 
 
+def test_column_of_gpus_is_hidden_without_any(address: str, tmp_path: Path, browser: Any) -> None:
+    make_run(tmp_path, "x")
+    with opened(browser, f"{address}/") as page:
+        open_table(page, ROWS)
+        assert page.get_by_role("button", name="GPU busy").is_visible()
+        assert page.locator("#rows tr", has_text=LONG).locator("td").last.inner_text() == "40 %"
+    with serving(tmp_path) as port, opened(browser, f"http://127.0.0.1:{port}/") as page:
+        open_table(page, 1)
+        assert page.get_by_role("button", name="steps", exact=True).is_visible()
+        assert page.get_by_role("button", name="GPU busy").is_hidden()
+
+
 def test_table_is_sorted_by_column(address: str, browser: Any) -> None:
     with opened(browser, f"{address}/") as page:
         open_table(page, ROWS)

@@ -1,6 +1,7 @@
 // A table that is sorted by column and filtered by text; a row is only written again when it has changed.
 
-// columns: {title, cell: (item) => text or node, order: (item) => number or text, right: align right, hint}
+// columns: {title, cell: (item) => text or node, order: (item) => number or text, right: align right, hint,
+// optional: hide it if no item has a value}
 // keyOf: what identifies an item; tickable: whether an item has a tick box, if there are any.
 function makeTable(box, columns, keyOf, tickable = null) {
   const hasTicks = tickable !== null;
@@ -124,6 +125,10 @@ function makeTable(box, columns, keyOf, tickable = null) {
       if (known.text !== text) fill(known.made, item);
       rows.set(keyOf(item), { made: known.made, text });
     }
+    columns.forEach(({ optional, order }, i) => {
+      const isHidden = Boolean(optional) && items.every((item) => order(item) === null), at = i + Number(hasTicks);
+      [head, ...[...rows.values()].map(({ made }) => made)].forEach((each) => { each.children[at].hidden = isHidden; });
+    });
     arrange();
     showTicked();
   };
@@ -183,7 +188,7 @@ const RUN_COLUMNS = [
   { title: "steps", cell: progress, order: (run) => run.order.step, right: true },
   { title: "steps/s", cell: (run) => run.rate, order: (run) => run.order.rate, right: true, hint: "average of the whole run" },
   { title: "return", cell: returns, order: (run) => run.order.return, right: true, hint: "of a group: the interquartile mean of its runs; of a sweep: its best trial" },
-  { title: "GPU busy", cell: (run) => run.busy, order: (run) => run.order.busy, right: true, hint: "in the latest segments of the run" },
+  { title: "GPU busy", cell: (run) => run.busy, order: (run) => run.order.busy, right: true, optional: true, hint: "in the latest segments of the run" },
 ];
 const isComparable = (run) => run.kind === "run" || run.kind === "group";
 const tableOfRuns = (box) => makeTable(box, RUN_COLUMNS, (run) => run.path, isComparable);
