@@ -368,6 +368,19 @@ def test_hostile_values_in_a_trial_are_tolerated(value: Any, tmp_path: Path) -> 
     as_json(reader.view())
 
 
+def test_numbers_that_overflow_do_not_hide_others(tmp_path: Path) -> None:
+    group = make_group(tmp_path, "g", seeds=3)
+    largest = {"rollout/return_mean": 1.7976931348623157e308, "wall": 1e-320}
+    for seed in range(3):
+        records = [iteration(i, **largest) for i in (1, 2)]
+        write_lines(group / f"seed-{seed}" / "metrics.jsonl", records)
+    sweep = make_sweep(tmp_path, "s", [{"state": "finished", "return": 1.0, "settings": {"a": float("inf")}}])
+    make_run(tmp_path, "x")
+    assert {row["name"] for row in json.loads(as_json(rows_of(tmp_path)))} == {"g", "s", "x"}
+    group_view(tmp_path, "g")
+    assert view_of(SweepReader(entry_of(tmp_path, sweep.name)))["trials"][0]["numbers"] == [None]
+
+
 def test_missing_page_is_a_page_with_a_link(tmp_path: Path) -> None:
     with serving(tmp_path) as port:
         for path, sentence in {

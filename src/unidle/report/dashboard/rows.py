@@ -14,10 +14,12 @@ from unidle.report.dashboard.figures import UNKNOWN, date_and_time, format_or_da
 from unidle.report.dashboard.files import is_training, last_records, read_mapping, sampled_records, stamp_of
 from unidle.report.dashboard.folders import GROUP, PACK, RUN, SWEEP, Entry
 from unidle.report.dashboard.packs import jobs_of, started_at, summary_of
+from unidle.report.dashboard.runs import as_json
 from unidle.report.dashboard.segments import merge, segment_of
 from unidle.report.dashboard.trials import objective_of_returns, sweep_stamp, trials_of
 from unidle.report.dashboard.view import DONE, FAILED, STOPPED, TRAINING, UNREADABLE, View, state_of
 from unidle.report.history import history_of, number
+from unidle.report.page.axis import plottable
 from unidle.report.statistics import aggregate, spread
 
 _ROW_BYTES = 1 << 18  # read from the end of each file for a row: tens of records
@@ -53,12 +55,20 @@ class Rows:
     def of(self, entries: Sequence[Entry]) -> list[View]:
         """Return a row per entry, those that are training first. An entry that cannot be read never raises."""
         self._before, self._now = self._now, {}
-        rows = [row_of(entry, self._figures(entry)) for entry in entries]
+        rows = [self._row(entry) for entry in entries]
         return sorted(rows, key=lambda row: row["state"] != TRAINING)
 
     def state(self, path: str) -> str:
         """Return the state of a run whose row, or whose group's row, was read last."""
         return self._now[path][1].state if path in self._now else UNREADABLE
+
+    def _row(self, entry: Entry) -> View:
+        row = row_of(entry, self._figures(entry))
+        try:
+            as_json(row)
+        except ValueError:  # a number that overflows
+            return row_of(entry, Figures(UNREADABLE))
+        return row
 
     def _figures(self, entry: Entry) -> Figures:
         try:
@@ -68,7 +78,7 @@ class Rows:
 
     def _kept(self, path: str, stamp: object, read: Callable[[], Figures]) -> Figures:
         """Return the figures read earlier if `stamp` is the same."""
-        before = self._before.get(path)
+        before = self._now.get(path) or self._before.get(path)  # a run may be asked for on its own and by its group
         figures = before[1] if before is not None and before[0] == stamp else read()
         self._now[path] = stamp, figures
         return figures
@@ -180,7 +190,7 @@ def _curve(folder: Path) -> tuple[list[float], list[float]]:
     """Return steps and returns spread over a run: of training, or of evaluations if there are none of training."""
     records = sampled_records(folder, "metrics.jsonl", _SPARK_POINTS)
     for key in ("rollout/return_mean", "eval/return_mean"):
-        points = {x: y for r in records if (x := number(r, "step")) is not None and (y := number(r, key)) is not None}
+        points = {x: y for r in records if (x := number(r, "step")) is not None and plottable(y := number(r, key))}
         if len(points) > 1:
             return list(points), list(points.values())
     return [], []

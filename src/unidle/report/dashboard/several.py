@@ -14,7 +14,7 @@ from unidle.report.dashboard.rows import Rows
 from unidle.report.dashboard.view import DONE, View
 from unidle.report.differences import differing_settings
 from unidle.report.history import Record, history_of, number
-from unidle.report.page.axis import thinned_indices
+from unidle.report.page.axis import plottable, thinned_indices
 from unidle.report.statistics import MIN_RUNS, aggregate, prolonged, spread
 
 _ALL_POINTS, _RUN_POINTS, _MEAN_POINTS = 12_000, 50, 150  # of all lines; of one at least; of a mean
@@ -48,7 +48,7 @@ class _Returns:
     def _add(self, record: Record) -> None:
         for key, points in self.points.items():
             step, wall, value = (number(record, name) for name in ("step", "wall", key))
-            if step is not None and wall is not None and value is not None:
+            if step is not None and wall is not None and plottable(value):
                 points.append(_Point(step, wall, value))
 
 

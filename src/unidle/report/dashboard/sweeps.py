@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -100,4 +101,6 @@ def _text(name: str, value: Any) -> str:
 
 def _number(value: Any) -> float | None:
     """Return a number to sort by; None for what is none."""
-    return float(value) if isinstance(value, float) or (type(value) is int and abs(value) < 2**53) else None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return float(value) if type(value) is int and abs(value) < 2**53 else None
