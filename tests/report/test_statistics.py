@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unidle.report.statistics import Spread, aggregate, bootstrap_interval, interquartile_mean, spread
+from unidle.report.statistics import Spread, aggregate, bootstrap_interval, interquartile_mean, prolonged, spread
 
 RETURNS = st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=12)
 
@@ -134,3 +134,10 @@ def test_points_may_be_out_of_order_and_repeated() -> None:
 @pytest.mark.parametrize("curves", [[], [([], [])], [([i], [1]) for i in range(3)]])
 def test_runs_without_common_points_have_no_curve(curves: list[tuple[list[float], list[float]]]) -> None:
     assert aggregate(curves).x == []
+
+
+def test_finished_runs_count_until_the_longest_ends() -> None:
+    curves = [([1.0, 2.0], [5.0, 7.0]), ([1.0, 4.0], [0.0, 1.0]), ([], [])]
+    longer = ([1.0, 2.0, 4.0], [5.0, 7.0, 7.0])
+    assert prolonged(curves, [True, False, True]) == [longer, *curves[1:]]
+    assert prolonged(curves, [False] * 3) == curves
