@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from unidle.config import Config
 from unidle.meter.attribution.idle_time import CAUSES
 from unidle.report.dashboard.app import dashboard_app
-from unidle.report.dashboard.files import Runs
+from unidle.report.dashboard.folders import Runs
 from unidle.report.dashboard.serve import Server
 
 
@@ -79,6 +81,47 @@ def make_run(runs: Path, name: str, *, seconds: int = 4, meter: bool = False, **
     write_lines(folder / "metrics.jsonl", [*(iteration(i + 1) for i in range(seconds)), evaluation(seconds)])
     if meter:
         write_lines(folder / "meter.jsonl", [segment(i + 1) for i in range(seconds)])
+    return folder
+
+
+def make_group(runs: Path, name: str, *, seeds: int = 3, failures: dict[str, str] | None = None, **values: Any) -> Path:
+    """The folder of a group: the returns of its runs rise by 1 per record, from 1, 11, 21, … on."""
+    (runs / name).mkdir(parents=True)
+    for seed in range(seeds):
+        run = make_run(runs / name, f"seed-{seed}", seed=seed, **values)
+        records = [iteration(i, **{"rollout/return_mean": 10.0 * seed + i}) for i in range(1, 5)]
+        write_lines(run / "metrics.jsonl", records)
+    content = {"seeds": list(range(seeds)), "failures": failures or {}}
+    (runs / name / "group.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    return runs / name
+
+
+def make_sweep(runs: Path, name: str, trials: list[dict[str, Any]], **plan: Any) -> Path:
+    """The folder of a sweep, with a run and a trial.yaml per trial."""
+    folder = runs / name
+    folder.mkdir(parents=True)
+    tree = {"trials": len(trials), "sampler": "tpe", "job": {"run": {"env": "CartPole-v1"}}, **plan}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    for number, trial in enumerate(trials):
+        run = make_run(folder, f"trial-{number}")
+        if trial:
+            (run / "trial.yaml").write_text(
+                yaml.safe_dump({"trial": number, **trial}, sort_keys=False), encoding="utf-8"
+            )
+    return folder
+
+
+def make_pack(packs: Path, name: str, jobs: list[dict[str, Any]]) -> Path:
+    """The folder of a pack, as `unidle pack` leaves it."""
+    folder = packs / name
+    folder.mkdir(parents=True)
+    summary = {
+        "started": "2026-03-01T16:04:00+00:00",
+        "folder": f"{packs.name}/{name}",
+        "mps": "off: no GPU",
+        "at_once": 2,
+    }
+    (folder / "summary.json").write_text(json.dumps({**summary, "jobs": jobs}), encoding="utf-8")
     return folder
 
 

@@ -17,7 +17,8 @@ import unidle
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.formatting import score
 from unidle.groups.page import write_group_page
-from unidle.groups.statistics import bootstrap_interval, summarise
+from unidle.groups.statistics import summarise
+from unidle.report.statistics import bootstrap_interval
 
 MARKUP = "<img src=x onerror=alert(1)>"
 RETURNS = (120.0, 80.0, 200.0, 160.0)

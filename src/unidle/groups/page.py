@@ -10,7 +10,6 @@ from pathlib import Path
 from unidle.formatting import MISSING, duration, score, short_number
 from unidle.groups.exploits import exploits_table
 from unidle.groups.runs import FINISHED, GroupRun, read_runs
-from unidle.groups.statistics import MIN_RUNS, Spread, aggregate, spread
 from unidle.groups.tables import runs_table, settings_table
 from unidle.report.history import History, Record, number
 from unidle.report.page.axis import thinned_indices, time_unit
@@ -18,6 +17,7 @@ from unidle.report.page.cards import heading, key_figures, section
 from unidle.report.page.document import document
 from unidle.report.page.phase_colours import COLOURS, Style, series_style
 from unidle.report.page.svg import Reference, Series, line_chart
+from unidle.report.statistics import MIN_RUNS, Spread, aggregate, prolonged, spread
 from unidle.writing import write_atomically
 
 _MEAN_STYLE, _SHARED_STYLE = series_style(0), Style("c5")
@@ -153,16 +153,12 @@ def _returns(runs: list[GroupRun], measure: _Measure) -> str:
 
 
 def _curves(runs: list[GroupRun], measure: _Measure, key: str, scale: float) -> list[Series]:
-    """Return the series of each run and, from two runs on, of the interquartile mean.
-
-    Finished runs are as fast as the machine let them be, so over wall time they count with their last return until
-    the longest run ends.
-    """
+    """Return the series of each run and, from two runs on, of the interquartile mean."""
     lines = [(run, *points) for run in runs if (points := _points(run, measure, key, scale))]
-    end = max((x[-1] for _, x, _ in lines), default=0.0)
-    curve = aggregate(
-        [([*x, end], [*y, y[-1]]) if key == "wall" and run.state == FINISHED else (x, y) for run, x, y in lines]
-    )
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]] = [(x, y) for _, x, y in lines]
+    if key == "wall":
+        curves = prolonged(curves, [run.state == FINISHED for run, _, _ in lines])
+    curve = aggregate(curves)
     limit = max(_RUN_POINTS, _ALL_POINTS // max(1, len(lines)))
     has_colours = len(lines) <= _COLOURED
     series = []

@@ -60,7 +60,7 @@ def read_runs(folders: Sequence[Path], failures: Mapping[str, str] | None = None
 def _read_run(folder: Path, failure: str | None) -> GroupRun:
     if not folder.is_dir():
         return GroupRun(folder, FAILED if failure else MISSING, None, failure or "There is no such folder.")
-    is_live = is_training(folder)  # before the files, so that a finished run is read to its end
+    is_live = is_training(folder.resolve())  # before the files, so that a finished run is read to its end
     try:
         history = read_history(folder)
     except (UsageError, OSError) as error:

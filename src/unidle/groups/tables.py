@@ -6,15 +6,12 @@ import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from unidle.formatting import MISSING, duration, score
 from unidle.groups.runs import GroupRun
-from unidle.report.history import SECTIONS, evaluation_text
-from unidle.report.page.cards import setting_text
-
-_OWN = {"seed", "run_name", "runs_dir"}  # differ by their nature
+from unidle.report.differences import differing_settings
+from unidle.report.history import evaluation_text
 
 
 def runs_table(page: Path, runs: Sequence[GroupRun], *, has_evaluations: bool) -> str:
@@ -63,23 +60,14 @@ def settings_table(runs: Sequence[GroupRun]) -> str:
     known = [run for run in runs if run.history is not None]
     if len(known) < 2:
         return ""
-    settings = [_settings(run) for run in known]
-    names = dict.fromkeys(name for values in settings for name in values if name not in _OWN)
-    differing = [name for name in names if len({repr(values.get(name, MISSING)) for values in settings}) > 1]
+    differing = differing_settings([run.history for run in known if run.history is not None])
     if not differing:
         return '<p class="note">The runs differ only in their seeds.</p>'
     rows = ""
-    for run, values in zip(known, settings):
-        texts = [setting_text(name, values[name]) if name in values else MISSING for name in differing]
+    for run, texts in zip(known, zip(*differing.values())):
         cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
         rows += f'<tr><th scope="row">{escape(run.name)}</th>{cells}</tr>'
     return _section("Settings that differ", "besides the seed; all others are the same", ("run", *differing), rows)
-
-
-def _settings(run: GroupRun) -> dict[str, Any]:
-    """Return all settings of a run."""
-    parts = [run.history.config[part] for part in SECTIONS] if run.history else []
-    return {str(name): value for part in parts for name, value in part.items()}
 
 
 def _section(title: str, remark: str, heads: Sequence[str], rows: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unidle.config.files import read_yaml, run_config_file
+from unidle.config.renamed import without_other_algorithms
 from unidle.config.settings import round_up_timesteps
 from unidle.engine.progress import evaluation_rank
 from unidle.formatting import outcome, percent, short_number
@@ -136,6 +137,11 @@ class History:
     def time_shares(self) -> dict[str, float]:
         """Share of each phase in the time so far; sums to 1, or is empty."""
         return time_shares(self.iterations[-1]) if self.iterations else {}
+
+    @property
+    def own_settings(self) -> dict[str, dict[str, Any]]:
+        """The settings by section; of the recipe, those of the run's algorithm (old files list those of all)."""
+        return {name: without_other_algorithms(self.config[name]) for name in SECTIONS}
 
     def setting(self, section: str, name: str) -> Any:
         """A value of `config.yaml`, or None."""

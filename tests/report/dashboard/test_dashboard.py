@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import http.client
 import json
 import os
 import re
@@ -15,71 +14,27 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from email.message import Message
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import pytest
-from dashboard_runs import evaluation, iteration, make_run, segment, serving, write_lines
+from dashboard_runs import evaluation, iteration, make_pack, make_run, segment, serving, write_lines
+from dashboard_server import events_of, get, rows_of
 
 from unidle.cli.main import run as command_line
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.errors import UsageError
 from unidle.report.dashboard import connection
-from unidle.report.dashboard.files import Runs
 from unidle.report.dashboard.page import plotly_script
-from unidle.report.dashboard.runs import Reader, Rows, as_json, whole_view
+from unidle.report.dashboard.rows import Rows
+from unidle.report.dashboard.runs import Reader, as_json, whole_view
 from unidle.report.dashboard.serve import serve
 
 TOKEN = "0123456789abcdef"
 MARKUP = "<img src=x onerror=alert(1)>"
-
-
-@dataclass
-class Response:
-    status: int
-    headers: Message
-    text: str
-
-
-def get(port: int, path: str, method: str = "GET", **headers: str) -> Response:
-    """Request a path exactly as given, without the normalisation of client libraries."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
-        connection.putrequest(method, path, skip_host="host" in headers)
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        response = connection.getresponse()
-        return Response(response.status, response.headers, response.read().decode())
-
-
-class Events:
-    """A stream of server-sent events."""
-
-    def __init__(self, port: int, path: str) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        self._connection.request("GET", path)
-        self._response = self._connection.getresponse()
-        assert self._response.status == 200
-        assert self._response.headers["content-type"].startswith("text/event-stream")
-
-    def next(self) -> Any:
-        while not (line := self._response.readline()).startswith(b"data: "):
-            assert line, "the stream ended"
-        return json.loads(line.removeprefix(b"data: "))
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-@contextmanager
-def events_of(port: int, path: str) -> Iterator[Events]:
-    with closing(Events(port, path)) as events:
-        yield events
 
 
 @contextmanager
@@ -132,12 +87,17 @@ def test_run_rows_show_dashes_for_unknown_values(tmp_path: Path) -> None:
     make_run(tmp_path, "a", meter=True)
     (make_run(tmp_path, "b") / "metrics.jsonl").write_text("")
     (tmp_path / "not-a-run").mkdir()
-    rows = Rows(Runs(tmp_path))
-    first, second = rows.now()
+    rows = Rows()
+    first, second = rows_of(tmp_path, rows)
     assert first == {
+        "kind": "run",
+        "path": "a",
         "name": "a",
+        "note": "",
         "env": "CartPole-v1",
         "preset": "classic",
+        "seed": "0",
+        "date": first["date"],
         "state": "done",
         "step": "4,000",
         "total": "4k",
@@ -145,10 +105,20 @@ def test_run_rows_show_dashes_for_unknown_values(tmp_path: Path) -> None:
         "rate": "1k",
         "return": "24.00",
         "busy": "40 %",
+        "spark": [[1000.0, 2000.0, 3000.0, 4000.0], [21.0, 22.0, 23.0, 24.0]],
+        "order": {
+            "seed": 0,
+            "date": first["order"]["date"],
+            "step": 4000,
+            "rate": 1000.0,
+            "return": 24.0,
+            "busy": pytest.approx(0.4),
+        },
     }
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", first["date"])
     assert (second["rate"], second["return"], second["busy"], second["state"]) == ("–", "–", "–", "stopped")
     write_lines(tmp_path / "b" / "metrics.jsonl", [iteration(1)])
-    assert rows.now()[1]["return"] == "21.00"
+    assert rows_of(tmp_path, rows)[1]["return"] == "21.00"
 
 
 _ALIAS_BOMB = "a: &a [x, x]\n" + "".join(f"{c}: &{c} [*{b}, *{b}]\n" for b, c in pairwise("abcdefghijklmnopqrstuvwxyz"))
@@ -197,11 +167,11 @@ def test_hostile_records_do_not_hide_other_runs(file: str, tmp_path: Path) -> No
     ]
     keys = {key for made in (iteration, evaluation, segment) for key in made(1)} | {"change"}
     records = [json.dumps(made(1))[:-1] for made in (iteration, evaluation, segment)]
-    rows = Rows(Runs(tmp_path))
+    rows = Rows()
     for value in values:
         lines = [value, *(f'{record}, "{key}": {value}}}' for record in ['{"_": 0', *records] for key in keys)]
         (folder / file).write_text("".join(f"{line}\n" for line in lines))
-        assert {row["name"] for row in json.loads(as_json(rows.now()))} == {"a", "b"}, value[:20]
+        assert {row["name"] for row in json.loads(as_json(rows_of(tmp_path, rows)))} == {"a", "b"}, value[:20]
         as_json(whole_view(folder))  # and its own page is complete
 
 
@@ -222,11 +192,11 @@ def test_line_without_end_is_read_in_parts(tmp_path: Path) -> None:
 def test_locked_run_is_training_and_listed_first(tmp_path: Path) -> None:
     make_run(tmp_path, "a", seconds=2)
     folder = make_run(tmp_path, "b", seconds=2)
-    rows = Rows(Runs(tmp_path))
+    rows = Rows()
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert [(row["name"], row["state"]) for row in rows.now()] == [("b", "training"), ("a", "stopped")]
-    assert {row["state"] for row in rows.now()} == {"stopped"}
+        assert [(row["name"], row["state"]) for row in rows_of(tmp_path, rows)] == [("b", "training"), ("a", "stopped")]
+    assert {row["state"] for row in rows_of(tmp_path, rows)} == {"stopped"}
 
 
 def test_reading_a_run_does_not_block_its_training_lock(tmp_path: Path) -> None:
@@ -246,14 +216,14 @@ def test_reading_a_run_does_not_block_its_training_lock(tmp_path: Path) -> None:
     run = RunFolder.open(folder)
     run.lock()  # raises if refused
     thread.join()
-    assert Rows(Runs(tmp_path)).now()[0]["state"] == "training"
+    assert rows_of(tmp_path)[0]["state"] == "training"
     run.unlock()
 
 
 def test_run_that_reached_target_return_is_done(tmp_path: Path) -> None:
     make_run(tmp_path, "a", seconds=2, target_return=102.0)
     make_run(tmp_path, "b", seconds=2, target_return=102.5)
-    assert [row["state"] for row in Rows(Runs(tmp_path)).now()] == ["done", "stopped"]
+    assert [row["state"] for row in rows_of(tmp_path)] == ["done", "stopped"]
 
 
 def test_folder_of_one_run_shows_only_that_run(tmp_path: Path) -> None:
@@ -361,7 +331,7 @@ def test_paths_cannot_escape_run_folder(tmp_path: Path) -> None:
                 assert "Secret" not in response.text
         for path in ("/static/..%2fpage.py", "/static/../page.py", "//etc/passwd", "/../secret/config.yaml"):
             assert get(port, path).status == 404, path
-        assert [row["name"] for row in Rows(Runs(runs)).now()] == ["x"]
+        assert [row["name"] for row in rows_of(runs)] == ["x"]
 
 
 def test_symlinks_within_a_run_are_not_followed(tmp_path: Path) -> None:
@@ -377,10 +347,10 @@ def test_symlinks_within_a_run_are_not_followed(tmp_path: Path) -> None:
     view = reader.view()
     assert view["figures"][0][1] == "0"
     assert view["timeline"]["end"] == []
-    assert Rows(Runs(runs)).now()[0]["step"] == "0"
+    assert rows_of(runs)[0]["step"] == "0"
     (run / "config.yaml").unlink()
     (run / "config.yaml").symlink_to(secret / "config.yaml")
-    assert Rows(Runs(runs)).now() == []
+    assert rows_of(runs) == []
 
 
 # -- access control --------------------------------------------------------------------------------------------------
@@ -510,6 +480,19 @@ def test_command_creates_token_and_stops_on_ctrl_c(host: str, tmp_path: Path) ->
     assert (server.returncode, errors) == (0, "")
 
 
+def test_packs_beside_the_runs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs", "x")
+    make_pack(tmp_path / "packs", "p", [])
+    make_pack(tmp_path / "elsewhere", "q", [])
+    for flags, names in (((), ["x", "p"]), (("--packs", "elsewhere"), ["x", "q"])):
+        with (
+            dashboard_command(Path("runs"), "--port", "0", *flags) as (address, _),
+            events_of(address.port, f"/events?{address.query}") as events,
+        ):
+            assert [row["name"] for row in events.next()] == names
+
+
 def test_token_from_environment_is_used_and_not_in_the_list_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,6 +531,7 @@ def test_usage_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         port_in_use = ["dashboard", str(tmp_path), "--port", str(port)]
         wrong = {"cannot listen on 127.0.0.1": port_in_use}
         wrong["is not a folder"] = ["dashboard", str(tmp_path / "none")]
+        wrong["--packs absent is not a folder"] = ["dashboard", str(tmp_path), "--packs", "absent"]
         wrong["--port 70000"] = ["dashboard", str(tmp_path), "--port", "70000"]
         wrong["not an address of this machine"] = ["dashboard", str(tmp_path), "--host", "no.such.host.invalid"]
         wrong["--host 192.0.2.1 is not an address"] = ["dashboard", str(tmp_path), "--host", "192.0.2.1"]

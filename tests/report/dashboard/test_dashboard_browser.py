@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dashboard_browser import chromium, needs_chromium, opened, points, wait
 from dashboard_runs import iteration, make_run, segment, serving, write_lines
 
 from unidle.cli.main import run as command_line
 from unidle.timeline import PHASES
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = needs_chromium
 
 MARKUP = "<img src=x onerror=alert(1)>"
 SECONDS = 5
@@ -31,49 +26,8 @@ SECONDS = 5
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=sandbox)
-        yield browser.new_context(viewport={"width": 1280, "height": 800})
-        browser.close()
-
-
-@contextmanager
-def opened(browser: Any, address: str) -> Iterator[Any]:
-    """A page that must not log errors, open a dialog, or send requests to other origins."""
-    page = browser.new_page()
-    problems: list[str] = []
-    home = address.split("/run/")[0].split("?")[0]
-    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("dialog", lambda dialog: (problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda r: None if r.url.startswith((home, "data:", "blob:")) else problems.append(r.url))
-    page.goto(address)
-    try:
-        yield page
-    finally:
-        page.close()
-    assert problems == []
-
-
-def wait(page: Any, expression: str) -> None:
-    """Wait until an expression is true; Playwright's own wait uses eval, which the page's CSP forbids."""
-    deadline = time.monotonic() + 15
-    while True:
-        try:
-            if page.evaluate(expression):
-                return
-        except playwright.Error:  # the page is navigating
-            pass
-        assert time.monotonic() < deadline, expression
-        time.sleep(0.05)
-
-
-def points(page: Any, plot: str) -> dict[str, int]:
-    """Name → number of points of each trace that Plotly holds."""
-    wait(page, f"document.getElementById('{plot}').data?.length > 0")
-    traces = page.evaluate(f"document.getElementById('{plot}').data.map((t) => [t.name, t.y.length])")
-    return dict(traces)
+    with chromium() as context:
+        yield context
 
 
 def figure(page: Any, name: str) -> str:
@@ -123,6 +77,18 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_finished_run_is_drawn(address: str, browser: Any) -> None:
     with opened(browser, f"{address}/run/x") as page:
         check_finished(page)
+
+
+def test_losses_and_settings_of_a_run_are_shown(tmp_path: Path, browser: Any) -> None:
+    run = make_run(tmp_path, "x", learning_rate=0.25)
+    records = [iteration(i, **{"train/value_loss": 1.0 / i, "train/grad_norm": i, "train/same": 1}) for i in (1, 2, 3)]
+    write_lines(run / "metrics.jsonl", records)
+    losses = "[...document.querySelectorAll('#losses .plot')].map((box) => [box.ariaLabel, box.data?.[0].y])"
+    with serving(tmp_path) as port, opened(browser, f"http://127.0.0.1:{port}/run/x") as page:
+        wait(page, f'JSON.stringify({losses}) === \'[["Value loss",[1,0.5,{1 / 3}]],["Grad norm",[1,2,3]]]\'')
+        assert "learning_rate\t0.25" in page.locator("#config").inner_text()
+        page.get_by_role("button", name="seconds").click()
+        wait(page, "document.querySelector('#losses .plot').data[0].x.join() === '1,2,3'")
 
 
 def test_html_file_of_run_is_drawn_without_server(tmp_path: Path, browser: Any) -> None:
@@ -213,9 +179,15 @@ def test_x_axis_can_be_steps_seconds_or_joules(address: str, browser: Any) -> No
         assert page.evaluate(xs) == [150.0 * (i + 1) for i in range(SECONDS)]
         page.goto(f"{address}/run/cpu")
         points(page, "returns")
-        assert page.get_by_role("button", name="joules").is_disabled()
-        assert page.get_by_role("button", name="GPU").is_disabled()
-        assert figure(page, "GPU busy") == "–"
+        assert page.get_by_role("button", name="joules").is_hidden()
+
+
+def test_run_without_gpu_has_no_empty_gpu_figures(address: str, browser: Any) -> None:
+    with opened(browser, f"{address}/run/cpu") as page:
+        points(page, "returns")
+        assert "GPU" not in page.locator("#figures").inner_text()
+        assert page.get_by_role("button", name="GPU").is_hidden()
+        assert page.get_by_text("GPU power and energy").is_hidden()
 
 
 def test_click_selects_another_segment(address: str, browser: Any) -> None:
@@ -259,7 +231,7 @@ def test_names_and_settings_are_escaped(address: str, browser: Any) -> None:
     with opened(browser, f"{address}/") as page:
         wait(page, "document.querySelectorAll('#rows tr').length === 3")
         row = page.locator("#rows tr", has_text="onerror")
-        assert row.locator("td").first.inner_text() == MARKUP
+        assert row.locator("td").nth(1).inner_text() == MARKUP
         row.locator("a").click()
         points(page, "lanes")
         assert page.locator("h1 #name").inner_text() == MARKUP
@@ -353,7 +325,7 @@ def test_figures_of_live_run_update(tmp_path: Path, browser: Any) -> None:
         with serving(tmp_path) as port, opened(browser, f"http://127.0.0.1:{port}/") as page:
             page.wait_for_selector("#rows a", timeout=30_000)
             page.wait_for_selector("#rows .state.training")
-            cell = "document.querySelector('#rows tr').cells[4].textContent"
+            cell = "document.querySelector('#rows tr').cells[7].textContent"
             before = page.evaluate(cell)
             wait(page, f"{cell} !== '{before}'")
             page.locator("#rows a").click()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from dashboard_runs import segment, write_lines
 from report_pages import Page
 from rich.console import Console
@@ -153,6 +154,28 @@ def test_off_policy_learning_is_plotted_from_the_first_update(
     tips = [tip for tip in page.of("title") if "Q value" in tip]
     assert tips
     assert not any("environment steps: 1,000" in tip for tip in tips)
+
+
+@pytest.mark.parametrize(("count", "remarks"), [(99, 0), (100, 2)])
+def test_line_styles_are_explained_only_where_they_are_used(count: int, remarks: int, tmp_path: Path) -> None:
+    write_report(run_folder(tmp_path, [iteration(i + 1) for i in range(count)]))
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("faint: each iteration; bold: running mean") == remarks  # speed and learning
+    assert ('class="line faint' in page) == bool(remarks)
+    assert "one standard deviation" not in page  # there are no evaluations
+
+
+def test_settings_of_other_algorithms_are_left_out(tmp_path: Path) -> None:
+    """Versions in which all algorithms shared their settings wrote those of all."""
+    folder = run_folder(tmp_path, [iteration(1)])
+    tree = yaml.safe_load((folder / "config.yaml").read_text())
+    tree["recipe"] |= {"buffer_size": 1_000_000, "tau": 0.005}
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    write_report(folder)
+    page = (folder / "report.html").read_text()
+    assert ">clip_range<" in page
+    assert ">buffer_size<" not in page
+    assert ">tau<" not in page
 
 
 def test_config_is_shown_completely_by_section(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 from unidle.formatting import duration, percent, score, short_number
 from unidle.report.dashboard.segments import Segment
 from unidle.report.history import History, Record, evaluation_text, number
 
 UNKNOWN = "–"
+_GPU_READINGS = {"utilisation", "watts", "joules", "memory_bytes", "sm"}
 _UNITS = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
 
 
@@ -26,6 +28,11 @@ def energy(joules: float) -> str:
 def memory(size: float) -> str:
     """Bytes → 3.1 GiB."""
     return f"{size / 2**30:.3g} GiB"
+
+
+def date_and_time(seconds: float) -> str:
+    """Seconds since 1970 → 2026-03-01 16:04."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def key_figures(history: History, whole: Segment | None) -> list[list[str]]:
@@ -58,11 +65,14 @@ def _machine_figures(whole: Segment | None) -> list[list[str]]:
     others = ", ".join(f"{who} {percent(share)}" for who, share in details.items() if share is not None)
     power = f"{readings['watts']:.0f} W on average" if "watts" in readings else ""
     total = readings.get("memory_total_bytes")
+    cores = [["CPU cores", f"{readings['cores']:.1f}", "in use on average"]] if "cores" in readings else []
+    if gpu is None and not readings.keys() & _GPU_READINGS:
+        return cores  # without a GPU, or without the meter
     return [
         ["GPU busy", format_or_dash(gpu["busy"] if gpu else None, percent), others],
         ["GPU energy", format_or_dash(whole.joules if whole else None, energy), power],
         ["GPU memory", format_or_dash(readings.get("memory_bytes"), memory), f"of {memory(total)}" if total else ""],
-        ["CPU cores", format_or_dash(readings.get("cores"), "{:.1f}".format), "in use on average"],
+        *cores,
     ]
 
 

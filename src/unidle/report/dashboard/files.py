@@ -8,61 +8,24 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from unidle.config.files import MAX_CHARACTERS, parse_yaml
 from unidle.errors import UsageError
 from unidle.report.history import Record
 
 _LINE_BYTES = 1 << 20  # a longer line is read in parts, which are not records; usual lines have 10 KB
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH: also if it is not readable
 _CHECK_BYTES = 64  # bytes before the last read position; if they change, the file was replaced
 
 
-class Runs:
-    """The runs in a folder, or a single run if the folder is a run itself."""
-
-    def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder; give the folder of your runs, as in `unidle dashboard runs`.")
-        self.folder = folder.resolve()
-        self._is_one_run = (self.folder / "config.yaml").is_file()
-
-    def names(self) -> list[str]:
-        """Return the names of the current runs, sorted."""
-        if self._is_one_run:
-            return [self.folder.name]
-        with os.scandir(self.folder) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return sorted(name for name in names if self.find(name) is not None)
-
-    def find(self, name: str) -> Path | None:
-        """Return the folder of the run with that name; None if there is none directly in the folder."""
-        if not _is_valid_name(name):
-            return None
-        if self._is_one_run:
-            return self.folder if name == self.folder.name else None
-        folder = self.folder / name
-        config = open_regular(folder, "config.yaml")
-        if config is None:
-            return None
-        config.close()
-        return folder
-
-
-def _is_valid_name(name: str) -> bool:
-    """Whether `name` is a valid folder entry that can be part of a URL."""
-    if not name or name in (".", "..") or "/" in name or "\0" in name:
-        return False
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def open_regular(folder: Path, name: str) -> BinaryIO | None:
-    """Open a regular file of `folder` for reading; None if it does not exist, or if it or the folder is a symlink."""
+    """Open a regular file of `folder`, an absolute path, for reading.
+
+    None if it does not exist, or if it, the folder, or a folder above is a symlink.
+    """
     try:
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        place = _open_folder(folder)
     except OSError:
         return None
     try:
@@ -75,6 +38,57 @@ def open_regular(folder: Path, name: str) -> BinaryIO | None:
         os.close(handle)
         return None
     return os.fdopen(handle, "rb")
+
+
+def _open_folder(folder: Path) -> int:
+    """Open a folder one step at a time, so that no part of its path can be a symlink."""
+    place = os.open(folder.anchor, _FOLDER)
+    for part in folder.parts[1:]:
+        try:
+            inner = os.open(part, _FOLDER, dir_fd=place)
+        finally:
+            os.close(place)
+        place = inner
+    return place
+
+
+def has_regular(folder: Path, name: str) -> bool:
+    """Whether `open_regular` can open a file."""
+    file = open_regular(folder, name)
+    if file is not None:
+        file.close()
+    return file is not None
+
+
+def read_text(folder: Path, name: str) -> str | None:
+    """Return the text of a small regular file; None if it cannot be read or is too long."""
+    file = open_regular(folder, name)
+    if file is None:
+        return None
+    with file:
+        try:
+            text = file.read(4 * MAX_CHARACTERS + 1).decode()
+        except (OSError, UnicodeDecodeError):
+            return None
+    return text if len(text) <= MAX_CHARACTERS else None
+
+
+def read_mapping(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the mapping in a YAML file; None if it cannot be read."""
+    text = read_text(folder, name)
+    try:
+        return None if text is None else parse_yaml(text, name)
+    except UsageError:
+        return None
+
+
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes whenever a file or folder does; None if it does not exist."""
+    try:
+        state = os.lstat(path)
+    except OSError:
+        return None
+    return state.st_ino, state.st_mtime_ns, state.st_size
 
 
 def is_training(folder: Path) -> bool:
@@ -149,6 +163,28 @@ def last_records(folder: Path, name: str, size: int) -> list[Record]:
         file.seek(start)
         lines = file.read(size).split(b"\n")[1 if start else 0 : -1]
     return [record for line in lines if (record := record_of(line)) is not None]
+
+
+def sampled_records(folder: Path, name: str, count: int) -> list[Record]:
+    """Return about `count` complete records spread evenly over a file, always with the first and the last."""
+    file = open_regular(folder, name)
+    if file is None:
+        return []
+    records: list[Record] = []
+    with file:
+        size, end = os.fstat(file.fileno()).st_size, 0
+        for i in range(count):
+            place = max(end, i * size // count)
+            if place > end:  # somewhere within a line
+                file.seek(place - 1)
+                file.readline(_LINE_BYTES)
+            else:
+                file.seek(place)
+            line = file.readline(_LINE_BYTES)
+            end = file.tell()
+            if line.endswith(b"\n") and (record := record_of(line)) is not None:
+                records.append(record)
+    return records + last_records(folder, name, _LINE_BYTES // 16)[-1:]
 
 
 def record_at(folder: Path, name: str, place: int) -> Record | None:

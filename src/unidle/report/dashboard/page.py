@@ -1,10 +1,11 @@
-"""The dashboard's pages; the page of a run gets its data from the server or contains it."""
+"""The dashboard's pages; they get their data from the server, or the page of a run contains it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +17,15 @@ from unidle.report.page.style import PAGE_CSS, PALETTE
 from unidle.writing import write_atomically
 
 NEEDED = "needs the packages starlette, uvicorn and plotly; run: pip install 'unidle[dashboard]'."
-_PARTS = {"run": ("shared.js", "styles", "charts.js", "time.js", "run.js"), "index": ("shared.js", "index.js")}
+_CHARTS = ("shared.js", "styles", "charts.js")
+_PARTS = {
+    "run": (*_CHARTS, "time.js", "run.js"),
+    "index": ("shared.js", "table.js", "index.js"),
+    "several": (*_CHARTS, "table.js", "several.js"),
+    "sweep": (*_CHARTS, "table.js", "sweep.js"),
+    "pack": ("shared.js", "table.js", "pack.js"),
+}
+SCRIPTS = tuple(_PARTS)  # one per page
 
 
 def style_sheet() -> str:
@@ -34,18 +43,21 @@ def plotly_script() -> str:
 
 
 def script(page: str) -> str:
-    """Return the dashboard's script for `page`: run or index."""
+    """Return the dashboard's script for `page`, one of `SCRIPTS`."""
     return "".join(_styles() if part == "styles" else _static(part) for part in _PARTS[page])
 
 
-def run_page(name: str, version: str) -> str:
-    """Return the page of a run, which loads its data and static files of `version` from the server."""
-    return _document(f"{name} · unidle", _static("run.html"), _served(("plotly.js", "run.js"), version))
+def served_page(name: str, title: str, version: str) -> str:
+    """Return a page, one of `SCRIPTS`, which loads its data and static files of `version` from the server."""
+    has_charts = "charts.js" in _PARTS[name]
+    scripts = [*(["plotly.js"] if has_charts else []), f"{name}.js"]
+    return _document(f"{title} · unidle", _static(f"{name}.html"), _served(scripts, version))
 
 
-def index_page(version: str) -> str:
-    """Return the page of all runs."""
-    return _document("runs · unidle", _static("index.html"), _served(("index.js",), version))
+def error_page(sentence: str, version: str) -> str:
+    """Return a page that says what is wrong and links to the first page."""
+    body = _static("error.html").replace("SENTENCE", escape(sentence))
+    return _document("unidle", body, _served([], version))
 
 
 def write_page(folder: Path, path: Path) -> Path:
@@ -74,7 +86,7 @@ def _styles() -> str:
     return f"const PHASE_STYLES = {json.dumps(PHASE_STYLES)}, UNKNOWN_STYLE = {json.dumps(UNKNOWN_STYLE)};\n"
 
 
-def _served(names: tuple[str, ...], version: str) -> tuple[str, str]:
+def _served(names: Sequence[str], version: str) -> tuple[str, str]:
     """Return head and tail of a served page."""
     tail = "\n".join(f'<script src="/static/{name}?v={version}"></script>' for name in names)
     return f'<link rel="stylesheet" href="/static/dashboard.css?v={version}">', tail

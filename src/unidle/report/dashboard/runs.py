@@ -1,23 +1,18 @@
-"""The current state of runs: one in full for its page, and one row per run of a folder."""
+"""The current state of a run, in full for its page."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
-from unidle.config.files import MAX_CHARACTERS, parse_yaml
 from unidle.errors import UsageError
-from unidle.formatting import percent, score, short_number
-from unidle.report.dashboard.figures import UNKNOWN, format_or_dash
-from unidle.report.dashboard.files import Runs, Tail, is_training, last_records, open_regular, record_at
-from unidle.report.dashboard.segments import Segment, merge, segment_of
-from unidle.report.dashboard.view import TRAINING, UNREADABLE, RunRecords, View, state_of, view_of
-from unidle.report.history import Record, history_of, number
+from unidle.report.dashboard.files import Tail, has_regular, is_training, read_mapping, record_at
+from unidle.report.dashboard.segments import Segment, segment_of
+from unidle.report.dashboard.view import UNREADABLE, RunRecords, View, view_of
+from unidle.report.history import Record, history_of
 
-_ROW_BYTES = 1 << 18  # read from the end of each file for a row: tens of records
 _KEPT_SPANS = 40  # segments with spans in a single-file page; each takes about 10 KB
 
 
@@ -54,7 +49,7 @@ class Reader:
 
     def view(self) -> View:
         """Return the view of the records read so far."""
-        config = _config(self._folder)
+        config = read_mapping(self._folder, "config.yaml")
         history = history_of(self._folder, config or {}, self._metrics)
         view = view_of(RunRecords(history, self._segments, self._changes, bool(self._is_training)))
         if config is None:
@@ -77,10 +72,8 @@ class Reader:
 def whole_view(folder: Path) -> tuple[View, dict[str, list[Any]]]:
     """Return the current view of a run and spans of some segments; raises UsageError if it is not a run."""
     run = folder.resolve()  # the folder itself may be a symlink; links inside it are not followed
-    config = open_regular(run, "config.yaml")
-    if config is None:
+    if not has_regular(run, "config.yaml"):
         raise UsageError(f"{folder} is not a run folder (it has no config.yaml); give the folder of a run.")
-    config.close()
     reader = Reader(run)
     reader.refresh()
     view = reader.view()
@@ -99,83 +92,6 @@ def _is_span(span: Any) -> bool:
     words, times = span[:2], span[2:]
     are_times = all(isinstance(time, (int, float)) and math.isfinite(time) for time in times)
     return are_times and all(isinstance(word, str) for word in words)
-
-
-def _config(folder: Path) -> dict[str, Any] | None:
-    """Read config.yaml; None if it cannot be read."""
-    file = open_regular(folder, "config.yaml")
-    if file is None:
-        return None
-    with file:
-        try:
-            return parse_yaml(file.read(MAX_CHARACTERS + 1).decode(), "config.yaml")
-        except (UsageError, UnicodeDecodeError):
-            return None
-
-
-class Rows:
-    """One row per run of a folder, from the ends of its files; unchanged files are not read again."""
-
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
-        self._known: dict[str, tuple[Any, View]] = {}
-
-    def now(self) -> list[View]:
-        """Return the current rows, training runs first."""
-        known, self._known = self._known, {}
-        for name in self._runs.names():
-            folder = self._runs.find(name)
-            if folder is None:
-                continue  # it was removed meanwhile
-            is_live = is_training(folder)
-            stamp = (is_live, *(_stamp(folder / file) for file in ("config.yaml", "metrics.jsonl", "meter.jsonl")))
-            same = name in known and known[name][0] == stamp
-            self._known[name] = known[name] if same else (stamp, row_of(name, folder, is_live))
-        return sorted((row for _, row in self._known.values()), key=lambda row: row["state"] != TRAINING)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        state = os.lstat(path)
-    except OSError:
-        return None
-    return state.st_ino, state.st_mtime_ns, state.st_size
-
-
-def row_of(name: str, folder: Path, is_live: bool) -> View:
-    """Return a run's row on the page of all runs; unknown figures are –. A run that cannot be read never raises."""
-    try:
-        config = _config(folder)
-        if config is not None:
-            row = _row(name, folder, config, is_live)
-            as_json(row)
-            return row
-    except Exception:  # whatever is wrong with it, it must not hide the other runs
-        pass
-    unknown = dict.fromkeys(("env", "preset", "step", "total", "rate", "return", "busy"), UNKNOWN)
-    return {"name": name, "state": UNREADABLE, "progress": None, **unknown}
-
-
-def _row(name: str, folder: Path, config: dict[str, Any], is_live: bool) -> View:
-    history = history_of(folder, config, last_records(folder, "metrics.jsonl", _ROW_BYTES))
-    lines = last_records(folder, "meter.jsonl", _ROW_BYTES)
-    latest = merge([segment for line in lines if (segment := segment_of(line)) is not None])
-    total = history.total_steps
-    final, result = history.final_evaluation, history.training_return
-    if result is None and final is not None:
-        result = number(final, "eval/return_mean")
-    return {
-        "name": name,
-        "env": str(history.setting("run", "env") or UNKNOWN),
-        "preset": str(history.setting("run", "preset") or UNKNOWN),
-        "state": state_of(history, is_live),
-        "step": f"{history.steps:,}",
-        "total": short_number(total) if total else UNKNOWN,
-        "progress": history.steps / total if total else None,
-        "rate": format_or_dash(history.steps_per_second, short_number),
-        "return": format_or_dash(result, score),
-        "busy": format_or_dash(latest.gpu["busy"] if latest and latest.gpu else None, percent),
-    }
 
 
 def as_json(value: Any) -> str:

@@ -16,22 +16,26 @@ from starlette.types import ASGIApp
 from unidle.errors import UsageError
 from unidle.report.dashboard.app import dashboard_app
 from unidle.report.dashboard.connection import Connection
-from unidle.report.dashboard.files import Runs
+from unidle.report.dashboard.folders import Runs
 
 _NO_ADDRESS = "--host {} is not an address of this machine; use 127.0.0.1 for local access only."
 
 
-def serve(folder: Path, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:
-    """Serve the runs of `folder`; `say` receives the address once it is bound. Without `token`, a random one is used.
+def serve(
+    folder: Path, host: str, port: int, token: str | None, say: Callable[[str], None], packs: Path | None = None
+) -> None:
+    """Serve the runs of `folder` and the packs of another; `say` receives the address once it is bound.
 
+    Without `token`, a random one is used.
     A loopback address needs one too: any user of this machine can connect to it.
     """
     runs = Runs(folder)
+    jobs = None if packs is None else Runs(packs)
     token = token or secrets.token_urlsafe(24)
     with _bound(host, port) as bound:
         port = bound.getsockname()[1]
         server: Server
-        app = dashboard_app(runs, host=host, token=token, port=port, is_closing=lambda: server.should_exit)
+        app = dashboard_app(runs, packs=jobs, host=host, token=token, port=port, is_closing=lambda: server.should_exit)
         server = Server(app)
         say(address(host, port, token))
         server.run(sockets=[bound])

@@ -13,12 +13,15 @@ from unidle.report.dashboard.figures import format_or_dash, key_figures
 from unidle.report.dashboard.segments import Segment, downsampled, joules_so_far, merge, segments_of_metrics
 from unidle.report.dashboard.verdict import parts_text, verdict
 from unidle.report.history import History, Record, number
+from unidle.report.learning_metrics import SECTION_MEANINGS, changing_metrics, learned_records
 from unidle.report.page.axis import running_mean, thinned_indices
+from unidle.report.page.cards import setting_text
 
 View = dict[str, Any]
 
-TRAINING, DONE, STOPPED, UNREADABLE = "training", "done", "stopped", "unreadable"
+TRAINING, DONE, STOPPED, FAILED, UNREADABLE = "training", "done", "stopped", "failed", "unreadable"
 _MAX_POINTS = 600  # points per chart; more cannot be distinguished on a screen
+_LOSS_POINTS = 200  # of each loss: there are many of them
 _SMOOTH_FROM = 100  # points; shorter series need no smoothing
 _MIN_SHARE = 0.0005  # smaller shares would be 0.0 % in the table and get no row
 
@@ -69,6 +72,8 @@ def view_of(records: RunRecords) -> View:
         "success": _curves(history, energy, "rollout/success", "eval/success"),
         "target": _target(history),
         "changes": _changes(records.changes, energy),
+        "losses": _losses(history, energy),
+        "config": _config(history),
         "has_joules": energy.is_known,
     }
 
@@ -189,9 +194,9 @@ def _curves(history: History, energy: _Energy, training: str, evaluation: str, s
     return found if any(curve["value"] for curve in found.values()) else None
 
 
-def _curve(records: Sequence[Record], key: str, energy: _Energy, spread: str = "") -> View:
+def _curve(records: Sequence[Record], key: str, energy: _Energy, spread: str = "", most: int = _MAX_POINTS) -> View:
     known = [r for r in records if number(r, key) is not None]
-    known = [known[i] for i in thinned_indices([number(r, key) for r in known], _MAX_POINTS)]
+    known = [known[i] for i in thinned_indices([number(r, key) for r in known], most)]
     return {
         "value": [number(r, key) for r in known],
         "spread": [number(r, spread) for r in known],
@@ -199,6 +204,24 @@ def _curve(records: Sequence[Record], key: str, energy: _Energy, spread: str = "
         "seconds": [clock(r) for r in known],
         "joules": [energy.at(clock(r)) for r in known],
     }
+
+
+def _losses(history: History, energy: _Energy) -> list[View]:
+    """Return a curve per metric of learning."""
+    learned = learned_records(history.iterations)
+    return [
+        {"title": title, "meaning": meaning, **_curve(learned, key, energy, most=_LOSS_POINTS)}
+        for key, (title, meaning) in changing_metrics(learned).items()
+    ]
+
+
+def _config(history: History) -> list[list[Any]]:
+    """Return name, meaning, and the settings as text, of each section of config.yaml."""
+    return [
+        [name, SECTION_MEANINGS[name], [[str(key), setting_text(str(key), value)] for key, value in values.items()]]
+        for name, values in history.own_settings.items()
+        if values
+    ]
 
 
 def _target(history: History) -> float | None:

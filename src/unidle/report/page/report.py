@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from unidle.formatting import duration, faults, percent, score, short_number
-from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
+from unidle.report.history import History, Record, number, read_history, time_shares_over
+from unidle.report.learning_metrics import SECTION_MEANINGS, learned_records, titled_metrics
 from unidle.report.page.axis import time_unit
 from unidle.report.page.cards import SMALL, heading, key_figures, section, series, setting_text
 from unidle.report.page.document import document
@@ -17,29 +18,8 @@ from unidle.report.page.plasticity import plasticity_section
 from unidle.report.page.provenance import changes_note, provenance_section
 from unidle.report.page.site_graph import site_graph_section
 from unidle.report.page.success import success_section
-from unidle.report.page.svg import Reference, Series, line_chart, stacked_bar
+from unidle.report.page.svg import SMOOTH_FROM, Reference, Series, line_chart, stacked_bar
 from unidle.writing import write_atomically
-
-_LEARNING = {  # metric → title, meaning
-    "train/policy_loss": ("Policy loss", "clipped surrogate"),
-    "train/value_loss": ("Value loss", "squared error of returns"),
-    "train/loss": ("Loss", "of the Q network"),
-    "train/critic_loss": ("Critic loss", "of all critics together"),
-    "train/value": ("Q value", "of the actions in the batch"),
-    "train/actor_loss": ("Actor loss", "negated Q value of the policy's actions"),
-    "train/entropy": ("Entropy", "nats per action"),
-    "train/temperature": ("Entropy coefficient", "weight of the entropy"),
-    "train/epsilon": ("Epsilon", "share of random actions"),
-    "train/approx_kl": ("Approximate KL", "nats from the policy before the update"),
-    "train/clip_fraction": ("Clip fraction", "share of samples clipped"),
-    "train/effective_sample_share": ("Effective sample share", "by importance weights"),
-    "train/explained_variance": ("Explained variance", "of returns by values; 1 is best"),
-}
-_MEANING = {
-    "recipe": "affects learning",
-    "engine": "affects only speed",
-    "run": "task, duration, output",
-}
 
 
 def write_report(folder: Path, say: Callable[[str], None] | None = None) -> Path:
@@ -132,7 +112,8 @@ def _returns(history: History) -> str:
             ("Return over wall time", "wall", seconds, f"wall time ({unit})"),
         )
     ]
-    return section("Return", "shaded: one standard deviation of an evaluation", "two", charts)
+    remark = "shaded: one standard deviation of an evaluation" if history.evaluations else ""
+    return section("Return", remark, "two", charts)
 
 
 def _return_series(history: History, key: str, scale: float) -> list[Series]:
@@ -182,13 +163,13 @@ def _speed(history: History) -> str:
             as_percent=True,
         ),
     ]
-    return section("Speed", "faint: each iteration; bold: running mean", "three", charts)
+    return section("Speed", _smoothing(history.iterations), "three", charts)
 
 
 def _learning(history: History) -> str:
     limit = history.setting("recipe", "target_kl")
     references = {"train/approx_kl": Reference(float(limit), "target_kl")} if isinstance(limit, (int, float)) else {}
-    learned = [r for r in history.iterations if r.get("train/updates") != 0]  # not while a replay buffer fills
+    learned = learned_records(history.iterations)
     charts = [
         line_chart(
             title,
@@ -199,14 +180,18 @@ def _learning(history: History) -> str:
             reference=references.get(key),
             smooth=True,
         )
-        for key, (title, meaning) in _LEARNING.items()
-        if any(key in record for record in learned)
+        for key, (title, meaning) in titled_metrics(learned).items()
     ]
-    return section("Learning", "faint: each iteration; bold: running mean", "three", charts) if charts else ""
+    return section("Learning", _smoothing(learned), "three", charts) if charts else ""
+
+
+def _smoothing(records: list[Record]) -> str:
+    """Return what the line styles of charts with `smooth` mean; empty if they are too short to be smoothed."""
+    return "faint: each iteration; bold: running mean" if len(records) >= SMOOTH_FROM else ""
 
 
 def _config(history: History) -> str:
-    recipe, engine, run = (_settings(section, history.config[section]) for section in SECTIONS)
+    recipe, engine, run = (_settings(section, values) for section, values in history.own_settings.items())
     return (
         '<section><h2>Config<small>config.yaml of this run</small></h2><div class="grid config">'
         f'{recipe}<div class="grid">{engine}{run}</div></div></section>'
@@ -222,5 +207,5 @@ def _settings(section: str, settings: dict[str, Any]) -> str:
     half = (len(rows) + 1) // 2 if section == "recipe" else len(rows)
     tables = "".join(f"<table>{''.join(part)}</table>" for part in (rows[:half], rows[half:]) if part)
     layout = "halves" if section == "recipe" else ""
-    title = f"<h3>{section}<small>{_MEANING[section]}</small></h3>"
+    title = f"<h3>{section}<small>{SECTION_MEANINGS[section]}</small></h3>"
     return f'<div class="card">{title}<div class="{layout}">{tables}</div></div>'

@@ -17,7 +17,7 @@ Values = Sequence[float | None]
 
 _DRAWN_POINTS = 1000  # per line; more cannot be distinguished on a screen
 _HOVER_STRIPS = 100  # per chart; each takes a few hundred bytes
-_SMOOTH_FROM = 100  # points; shorter series need no smoothing
+SMOOTH_FROM = 100  # points; shorter series need no smoothing
 _DOTTED_BELOW = 80  # points; shorter series show dots
 _CHARACTER = 6.3  # mean character width of the labels' font; SVG cannot measure text
 
@@ -204,7 +204,7 @@ def _thin_line(frame: _Frame, line: Series, style: Style) -> str:
 
 
 def _line(frame: _Frame, line: Series, style: Style, smooth: bool) -> str:
-    if not smooth or len(line.y) < _SMOOTH_FROM:
+    if not smooth or len(line.y) < SMOOTH_FROM:
         return _path(frame, line.x, line.y, f"line {style.colour}")
     mean = running_mean(line.y, len(line.y) // 50)
     faint = _path(frame, line.x, line.y, f"line faint {style.colour}")

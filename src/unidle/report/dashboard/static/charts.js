@@ -25,13 +25,35 @@ function layout(extra) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", uirevision: "keep", hovermode: "x unified",
     font: { family: "system-ui, sans-serif", size: 12, color: css("soft") }, margin: { l: 46, r: 10, t: 12, b: 40 },
     hoverlabel: { bgcolor: css("card"), bordercolor: css("axis"), font: { color: css("ink") } },
-    legend: { orientation: "h", x: 0, y: 1.14, traceorder: "normal", font: { color: css("ink") } },
+    showlegend: false, // Plotly's covers the plot where it is narrow; see showKeys
     ...rest, xaxis: { ...axis, showgrid: false, ...xaxis, title: { font: { size: 12 }, ...xaxis.title } }, yaxis: { ...axis, ...yaxis },
   };
 }
 
-function plot(id, traces, extra) {
-  return Plotly.react(byId(id), traces, layout(extra), { displayModeBar: false, responsive: true });
+function plot(box, traces, extra) {
+  return Plotly.react(box, traces, layout(extra), { displayModeBar: false, responsive: true });
+}
+
+// The legend above a chart: one entry per trace with the colour and style of its line.
+function showKeys(id, traces) {
+  byId(id).replaceChildren(...traces.map((trace) => {
+    const key = element("span"), line = element("i");
+    line.style.borderTop = `${(trace.line.width ?? 2) > 2 ? 3 : 2}px ${{ dash: "dashed", dot: "dotted" }[trace.line.dash] ?? "solid"} ${trace.line.color}`;
+    line.style.opacity = String(trace.opacity ?? 1);
+    key.append(line, trace.text ?? trace.name);
+    return key;
+  }));
+}
+
+// Two invisible lines with the area between them.
+function band(x, low, high, colour) {
+  const edge = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+  return [{ ...edge, name: "low", y: low }, { ...edge, name: "high", y: high, fill: "tonexty", fillcolor: faded(colour) }];
+}
+
+function faded(colour) {
+  const [red, green, blue] = css(colour).match(/[0-9a-f]{2}/gi).map((pair) => parseInt(pair, 16));
+  return `rgba(${red},${green},${blue},.15)`;
 }
 
 // Changes as numbered lines; the list below the chart explains them.

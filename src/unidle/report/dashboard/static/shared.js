@@ -1,5 +1,5 @@
 "use strict";
-// Shared by both pages. Text from a run is only set as textContent, so it cannot become markup.
+// Shared by all pages. Text from a run is only set as textContent, so it cannot become markup.
 
 const byId = (id) => document.getElementById(id);
 
@@ -19,6 +19,52 @@ function row(cells, headed = true) {
     made.append(box);
   });
   return made;
+}
+
+function link(text, address) {
+  const made = element("a", text);
+  made.href = address;
+  return made;
+}
+
+const encoded = (path) => path.split("/").map(encodeURIComponent).join("/");
+const addressOf = (kind, path) => `/${kind === "pack" ? "pack" : "run"}/${encoded(path)}`;
+
+function swatch(colour, className = "swatch") {
+  const made = element("span", "", className);
+  made.style.setProperty("--c", `var(--${colour})`);
+  return made;
+}
+
+// Only writes what has changed: screen readers announce every change.
+function setText(id, text) {
+  if (byId(id).textContent !== text) byId(id).textContent = text;
+  byId(id).hidden = !text;
+}
+
+// Links to the group or sweep that a run belongs to.
+function showParents() {
+  const [, ...names] = location.pathname.split("/").slice(1).map(decodeURIComponent);
+  names.slice(0, -1).forEach((name, i) => {
+    byId("parents").append(" / ", link(name, addressOf("run", names.slice(0, i + 1).join("/"))));
+  });
+}
+
+function showFacts(facts) {
+  byId("facts").replaceChildren(...facts.map(([name, value]) => {
+    const fact = element("span", `${name} `);
+    fact.append(element("b", value));
+    return fact;
+  }));
+}
+
+function showFigures(figures) {
+  byId("figures").hidden = !figures.length;
+  byId("figures").replaceChildren(...figures.map(([name, value, detail]) => {
+    const box = document.createElement("div");
+    box.append(element("dt", name), element("dd", value, "value"), element("dd", detail, "detail"));
+    return box;
+  }));
 }
 
 function showState(word, kind = word) {

@@ -38,10 +38,10 @@ function drawTimeline() {
     line: { color: css("ink"), width: 1.5 }, fillcolor: "rgba(0,0,0,0)",
   }];
   const extra = {
-    showlegend: false, xaxis: { title: { text: title }, range: x.length ? [0, x.at(-1)] : [0, 1], hoverformat: ".4~g" },
+    xaxis: { title: { text: title }, range: x.length ? [0, x.at(-1)] : [0, 1], hoverformat: ".4~g" },
     yaxis: { tickformat: ".0%", range: [0, 1], fixedrange: true }, ...markers("seconds", divisor, mark),
   };
-  plot("timeline", traces, extra);
+  plot(byId("timeline"), traces, extra);
 }
 
 function drawTable() {
@@ -49,10 +49,9 @@ function drawTable() {
   byId("table").replaceChildren(...rows.map(([name, share, time]) => {
     const [colour, hatch] = styleOf(name);
     const cell = document.createDocumentFragment();
-    const swatch = element("span", "", hatch ? "swatch hatched" : "swatch");
-    swatch.style.setProperty("--c", `var(--${colour})`);
-    swatch.style.setProperty("--angle", hatch === "/" ? "-45deg" : "45deg");
-    cell.append(swatch, name);
+    const box = swatch(colour, hatch ? "swatch hatched" : "swatch");
+    box.style.setProperty("--angle", hatch === "/" ? "-45deg" : "45deg");
+    cell.append(box, name);
     return row([cell, share, time]);
   }));
 }
@@ -103,7 +102,7 @@ async function drawLanes() {
       marker: { color: css(colour), line: { width: .4, color: css("card") }, pattern: hatch ? { shape: hatch, size: 5 } : {} },
     };
   });
-  plot("lanes", traces, {
+  plot(byId("lanes"), traces, {
     barmode: "overlay", bargap: .25, hovermode: "closest", legend: { orientation: "h", x: 0, y: 1.3, font: { color: css("ink") } }, margin: { l: 60, r: 10, t: 30, b: 36 },
     showlegend: byId("lanes").clientWidth > 600, // on a phone it would cover the bars; the table above has the colours
     xaxis: { title: { text: "ms since the start of the segment" }, rangemode: "tozero" },
