@@ -169,7 +169,7 @@ def test_monitor_csv_is_not_written_through_a_link() -> None:
     ("env", "settings", "message"),
     [
         ("unidle/CartPole-v1", {"monitor_csv": True}, "unidle/CartPole-v1 runs on the device, where episodes are only"),
-        ("unidle/CartPole-v1", {"log_info": "x"}, "leave out --log-info, or use --subproc"),
+        ("unidle/CartPole-v1", {"log_info": "x"}, "leave out `log_info`, or use `subproc`"),
         (cartpoles, {"log_info": "x"}, "is a vector environment, whose infos are"),
         (Counts, {"log_info": ("x", "x")}, "`log_info` is ['x', 'x']; give different names of numbers in info"),
         (Counts, {"log_info": ("r",)}, "other than r, l and t"),

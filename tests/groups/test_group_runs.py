@@ -256,7 +256,7 @@ def test_same_command_starts_and_resumes_a_group(capsys: pytest.CaptureFixture[s
     assert f"Resuming runs/{stopped.path.name}." in capsys.readouterr().err
     for run, again in zip(whole.runs, resumed.runs, strict=True):
         assert_same(final_state(run.path), final_state(again.path))
-    with pytest.raises(unidle.UsageError, match=r"has other seeds \(0, 1\); give these, or choose another --run-name"):
+    with pytest.raises(unidle.UsageError, match=r"has other seeds \(0, 1\); give these, or choose another `run_name`"):
         unidle.train(env, seeds=3, **settings)
     with pytest.raises(unidle.UsageError, match="A resumed run keeps its recipe, but gamma would change it"):
         unidle.train(env, seeds=2, gamma=0.5, **settings)

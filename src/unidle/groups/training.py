@@ -71,13 +71,11 @@ class SharedProcess:
 
         return trainer, Member(path.name, trainer.train_in_turns(folder), stream, close, say)
 
-    def take_turns(
-        self, members: Iterable[Member], trainers: Iterable[Trainer], successors: Successors = no_successors
-    ) -> None:
-        """Run the members with these trainers, and their successors, to their ends."""
+    def take_turns(self, members: Iterable[Member], workers: int, successors: Successors = no_successors) -> None:
+        """Run members with so many worker processes in all, and their successors, to their ends."""
         pools = self.sharing.pools
         # Whether the workers need all cores, so that this process must not keep one while it waits.
-        yields_core = pools.cores is None and sum(trainer.workers for trainer in trainers) >= available_cores()
+        yields_core = pools.cores is None and workers >= available_cores()
         take_turns(members, pools, yields_core=yields_core, successors=successors)
 
 
@@ -164,7 +162,8 @@ def train_group(
             built.pop_all()
         trainers = process.trainers.values()
         try:
-            shared.take_turns(list(process.members.values()), trainers, process.supervisor.successors)
+            workers = sum(trainer.workers for trainer in trainers)
+            shared.take_turns(list(process.members.values()), workers, process.supervisor.successors)
         finally:  # also after a second Ctrl-C
             failures.update(process.failures)
         is_complete = len(trainers) == len(configs) and all(trainer.stopped_by is None for trainer in trainers)

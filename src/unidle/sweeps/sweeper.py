@@ -93,8 +93,8 @@ class Sweeper:
                 for member in self._trials:
                     member.close()
                 raise
-            trainers = [trainer for trial in set(self._trials.values()) for trainer in trial.trainers]
-            self._process.take_turns(members, trainers, self._successors)
+            workers = sum(trainer.workers for trial in set(self._trials.values()) for trainer in trial.trainers)
+            self._process.take_turns(members, workers, self._successors)
             return self._process.interrupts.received
 
     def evaluated(self, context: CallbackContext) -> None:

@@ -70,7 +70,7 @@ def seconds_of_run(folder: Path) -> dict[str, float]:
     return {phase: last[f"time/{phase}"] for phase in PHASES}
 
 
-LEARNS = f"{IN_PROCESS} --n-envs 8 --n-steps 128 --n-epochs 30 --timesteps 6144"
+LEARNS = f"{IN_PROCESS} --n-envs 8 --n-steps 128 --n-epochs 30 --timesteps 16384"
 INFERS = f"{IN_PROCESS} --n-envs 1 --n-steps 4096 --batch-size 4096 --n-epochs 1 --timesteps 40960"
 
 
