@@ -60,7 +60,17 @@ def against_sb3(benchmark: str, head: str, part: str = "tasks") -> str:
     judged = {name: task for name, task in result[part].items() if "no_worse" in task}
     return sourced(
         rows(
-            [head, "steps", "seeds", "unidle", "SB3", "lower bound of the difference", "allowed", "", "measured"],
+            [
+                head,
+                "steps",
+                "seeds",
+                "unidle",
+                "SB3",
+                "lower bound of the difference",
+                "allowed",
+                "verdict",
+                "measured",
+            ],
             *(
                 [
                     task_name(name),
@@ -89,7 +99,7 @@ def learning_in_full() -> str:
     return sourced(
         rows(
             [
-                *("", "steps", "seeds", "IQM: unidle", "SB3", "difference", "95 % interval", "allowed", ""),
+                *("", "steps", "seeds", "IQM: unidle", "SB3", "difference", "95 % interval", "allowed", "verdict"),
                 *("mean: unidle", "SB3", "worst tenth: unidle", "SB3", "measured"),
             ],
             *(

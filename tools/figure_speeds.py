@@ -22,14 +22,14 @@ def speed_in_short() -> str:
     return rows(
         ["PPO on", "unidle", "the other side", "faster by"],
         row(
-            f"HalfCheetah-v5, preset `beast`, {gpu}",
+            f"HalfCheetah-v5, 64 environments, 1024,512,512,256 (preset `beast`), {gpu}",
             "steps/s",
-            [cheetah[side]["steps_per_second"] for side in ("strict", "sb3")],
+            [cheetah[side]["steps_per_second"] for side in ("off", "sb3")],
             "Stable-Baselines3",
             "benchmarks.md#halfcheetah-on-a-gpu",
         ),
         row(
-            f"HalfCheetah-v5, preset `classic`, {cores}",
+            f"HalfCheetah-v5, 8 environments, 64,64 (preset `classic`), {cores}",
             "steps/s",
             [on_host[side]["steps_per_second"] for side in ("unidle", "sb3 dummy")],
             "Stable-Baselines3",
@@ -44,10 +44,10 @@ def speed_in_short() -> str:
             last / first,
         ),
         row(
-            f"crawling a website with 50 ms latency, {gpu}",
+            f"crawling a website with 50 ms latency, 2,048 episodes at once against 32 processes, {gpu}",
             "steps/s",
             [crawling[side]["steps_per_second"] for side in ("unidle 2048", "sb3 32")],
-            "Stable-Baselines3 with 32 processes",
+            "Stable-Baselines3",
             "io-bound.md#pages-are-read-once",
         ),
         row(
@@ -104,6 +104,25 @@ def speed_on_a_gpu() -> str:
         ),
         source("cpu_bound.py", "cpu_bound", results("cpu_bound")["machines"]),
         source("io_bound_gpu.py", "io_bound_gpu"),
+    )
+
+
+@table
+def several_seeds() -> str:
+    """Runs of a group against one run, all steps together."""
+    result = results("many_runs")
+    body = []
+    for name in ("fast", "heavy"):
+        measured = result[name]["measured"]
+        one = measured["one 1"]["steps_per_second"]
+        for side, side_result in measured.items():
+            kind, runs = side.split()
+            if kind in ("one", "group"):
+                rate, gpu = side_result["steps_per_second"], side_result["gpu_percent"] / 100
+                body.append([f"`{name}`", runs, number(rate), f"{number(rate / one, 2)} ×", percent(gpu)])
+    return sourced(
+        rows(["HalfCheetah-v5, preset", "seeds", "steps/s in all", "against one run", "GPU in use"], *body),
+        source("many_runs.py", "many_runs"),
     )
 
 
