@@ -84,7 +84,7 @@ def test_workers_that_share_their_cores_change_no_result(monkeypatch: pytest.Mon
         return Sharing(SharedPools(members, SharedDoorbell(), WorkerCores(cores[:1] * 2, 2)), None, others)
 
     monkeypatch.setattr(Sharing, "among", among)
-    assert_members_equal_runs_alone("overlap, workers", **ON_CPU)
+    assert_members_equal_runs_alone("ppo", subproc=True, overlap="strict", **ON_CPU)
 
 
 @pytest.mark.gpu

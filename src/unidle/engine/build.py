@@ -34,6 +34,7 @@ from unidle.envs.import_name import callable_name, import_module
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.pool.shared import SharedPools
 from unidle.envs.probe import probe
 from unidle.envs.protocol import HostEnvs
 from unidle.envs.spec import EnvSpec
@@ -206,8 +207,13 @@ def make_envs(
         env_timeout=timeout,
         max_env_restarts=restarts,
         pin_cores=uses_all_cores if engine.pin_cores is None else engine.pin_cores,
-        shared=None if sharing is None else sharing.pools,
+        shared=None if sharing is None else _shared_pools(sharing.pools, engine),
     )
+
+
+def _shared_pools(pools: SharedPools, engine: Engine) -> SharedPools:
+    """Without cores for a run whose user chooses the number of workers, or does not want them pinned."""
+    return pools if engine.workers is None and engine.pin_cores is not False else replace(pools, cores=None)
 
 
 def resolve_network(network: str | NetworkFactory | None) -> tuple[NetworkFactory | None, str | None]:

@@ -86,8 +86,8 @@ def take_turns(
         end.callback(_end_all, waiting)  # after a second Ctrl-C
         while waiting:
             has_run = False
-            for member, is_ready in list(waiting.items()):
-                if not _is_ready(is_ready):
+            for member in list(waiting):
+                if not _is_ready(waiting[member]):
                     continue
                 has_run = True
                 try:
@@ -105,7 +105,7 @@ def take_turns(
                     member.error = member.error or error
                 waiting.update(dict.fromkeys(successors(member)))
             if not has_run:
-                pools.ready.wait(anyone_is_ready, max(_POLL_SECONDS, spin), spin, yields_core=yields_core)
+                pools.ready.wait(anyone_is_ready, spin + _POLL_SECONDS, spin, yields_core=yields_core)
 
 
 def _is_ready(is_ready: IsReady | None) -> bool:

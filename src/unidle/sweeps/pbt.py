@@ -113,8 +113,8 @@ def resume_population(
     if not isinstance(space, dict) or not isinstance(initial, dict) or initial.keys() != {r.name for r in group.runs}:
         raise UsageError(f"{display_path(group.path / PBT_FILE)} is not what a population wrote; restore it.")
     settings, renamings = with_current_names(without_aliases(settings))
-    if "eval_every" in settings or "target_return" in settings:
-        raise UsageError("A population keeps its evaluations; remove eval_every and target_return.")
+    if {"eval_every", "eval_workers", "target_return"} & settings.keys():
+        raise UsageError("A population keeps its evaluations; remove eval_every, eval_workers and target_return.")
     for folder in group.runs:
         if (folder / "config.yaml").is_file():
             complete_transplant(folder)

@@ -81,6 +81,8 @@ class Population:
         if any(map(self._is_replaced, self._slots.values())):
             return ()
         del slot
+        for path, _ in self._leaving:
+            self._process.trainers.pop(path, None)
         gc.collect()  # networks and CUDA graphs, before those of the successors are built
         leaving, self._leaving, self._decided = self._leaving, [], None
         exploits = {each.member: each for each in decided.exploits}

@@ -164,8 +164,30 @@ def test_no_work_is_lost_among_processes(cores: WorkerCores, spin: float) -> Non
 def test_two_runs_share_each_set_of_cores(runs: int, expected: list[list[int]]) -> None:
     with closing(WorkerCores({3, 5, 9, 11}, runs)) as cores:  # the trainer has core 3
         taken = [cores.take(4) for _ in range(runs)]
-        assert [[core for core, _ in one] for one in taken] == expected
+        assert [sorted(core for core, _ in one) for one in taken] == expected
         assert len({seat.place for one in taken for _, seat in one}) == sum(map(len, expected))
+
+
+def test_runs_with_few_workers_begin_at_different_cores() -> None:
+    with closing(WorkerCores(range(7), runs=2)) as cores:
+        assert [[core for core, _ in cores.take(4)] for _ in range(2)] == [[1, 2, 3, 4], [5, 6, 1, 2]]
+
+
+@pytest.mark.usefixtures("long_looks")
+def test_workers_with_work_are_woken_in_turn(cores: WorkerCores) -> None:
+    """Otherwise those at the first seats, which soon have work again, would keep the others from theirs."""
+    own, *others = (taken(cores) for _ in range(4))
+    for seat in others:
+        seat.leave()
+    woken = []
+    for seat in (own, others[0], others[1]):
+        for other in others:
+            other._memory[other._pending], other._memory[other._asleep] = other is not seat, 1
+        seat._memory[seat._pending], seat._memory[seat._asleep] = 0, 1
+        own._memory[own._asleep] = 1
+        seat._hand_over()
+        woken.append([other.place.seat for other in (own, *others) if not is_asleep(other)])
+    assert woken == [[1], [2], [3]]
 
 
 def test_the_next_run_gets_the_cores_of_one_that_has_ended() -> None:

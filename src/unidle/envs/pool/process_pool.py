@@ -103,7 +103,8 @@ class ProcessPool:
         self._seed, self._first_index = seed, first_index
         self._timeout = math.inf if env_timeout is None else env_timeout
         # Trainer and workers have to share cores; other programs on these cores are not counted.
-        self.yields_core = self.workers * (1 if shared is None else shared.count) >= available_cores()
+        in_all = self.workers * (1 if shared is None else shared.count)
+        self.yields_core = bool(self._seats) or in_all >= available_cores()
         self._fault_counter = FaultCounter(n_envs, first_index, max_env_restarts)
         self._fallback_obs: np.ndarray | None = None  # shown for an environment that could not be reset
         self._have_envs = False
@@ -381,12 +382,14 @@ class ProcessPool:
         for go in self._signals.go:
             go.ring()
         until = time.monotonic() + (_WAITING_CLOSING_SECONDS if self._is_async else _CLOSING_SECONDS)
-        for worker in self._processes:
-            worker.stop(max(0.0, until - time.monotonic()))
-        self._processes = []
-        if self._shared_cores is not None and self._seats:
-            self._shared_cores.give_back(self._seats)
-            self._seats = []
+        try:
+            for worker in self._processes:
+                worker.stop(max(0.0, until - time.monotonic()))
+        finally:
+            self._processes, self._signals.go = [], []  # their seats may soon be those of other workers
+            if self._shared_cores is not None and self._seats:
+                self._shared_cores.give_back(self._seats)
+                self._seats = []
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -88,7 +88,8 @@ class Seat:
 
         The worker stays awake for the first `spin` seconds, unless another one has work.
         """
-        memory, until = self._memory, time.perf_counter() + min(spin, seconds)
+        memory, began = self._memory, time.perf_counter()
+        until, end = began + min(spin, seconds), began + seconds
         while True:
             memory[self._pending] = 0
             if has_work():
@@ -101,16 +102,19 @@ class Seat:
             pass
         memory[self._asleep] = 1
         fence()
-        if not has_work():
+        while not has_work() and (left := end - time.perf_counter()) > 0:
             self._hand_over()
-            self._semaphore.wait(min(seconds, _LOOK_SECONDS))
+            if self._semaphore.wait(min(left, _LOOK_SECONDS)):
+                break
         memory[self._asleep] = 0
 
     def _hand_over(self) -> None:
-        """Wake a worker that has work, unless one is awake."""
-        seat = self._memory.find(_YES, self._pendings, self._asleeps) - self._pendings
-        if seat >= 0 and not self._is_anyone_awake():
-            self._wake(seat)
+        """Wake the next worker that has work, unless one is awake."""
+        find = self._memory.find
+        at = find(_YES, self._pending + 1, self._asleeps)
+        at = at if at >= 0 else find(_YES, self._pendings, self._pending)
+        if at >= 0 and not self._is_anyone_awake():
+            self._wake(at - self._pendings)
 
     def _is_anyone_awake(self) -> bool:
         return self._memory.find(_NO, self._asleeps, self._end) >= 0
@@ -149,8 +153,10 @@ class WorkerCores:
         if seat is None:
             return []
         self._runs[number].add(seat)
-        first = int(self._first[number])
-        return [(core, self._seat(first + place, seat)) for place, core in enumerate(self._sets[number][:workers])]
+        first, own = int(self._first[number]), self._sets[number]
+        # Runs with fewer workers than cores begin at different ones.
+        places = [(seat * workers + worker) % len(own) for worker in range(min(workers, len(own)))]
+        return [(own[place], self._seat(first + place, seat)) for place in places]
 
     def give_back(self, seats: Sequence[Seat]) -> None:
         """The workers of a run have ended."""

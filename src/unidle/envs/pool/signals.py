@@ -94,7 +94,8 @@ class Doorbell:
         that gets the core keeps it until the next scheduler tick, some milliseconds. Without it, other threads of this
         process are blocked by the GIL while it spins.
         """
-        until = time.perf_counter() + min(spin, seconds)
+        began = time.perf_counter()
+        until, end = began + min(spin, seconds), began + seconds
         while time.perf_counter() < until:
             if has_changed():
                 return
@@ -105,7 +106,7 @@ class Doorbell:
         self._memory[self._asleep] = 1
         fence()
         if not has_changed():
-            self._semaphore.wait(seconds)
+            self._semaphore.wait(max(0.0, end - time.perf_counter()))
         self._memory[self._asleep] = 0
 
 
