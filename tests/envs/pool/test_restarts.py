@@ -756,6 +756,8 @@ def step_at_random(
             if how == "after the step":
                 wait_until_idle(envs)  # and not received yet
             os.kill(victim, signal.SIGKILL)
+            if how == "after the step":  # it must have died before the step is received
+                os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)
             envs._next_check = rng.choice([0.0, envs._next_check])
         stepped = envs.recv(
             rng.randint(1, max(1, len(in_flight))), rng.choice([None, 0.0, 0.001]) if in_flight else 0.0
