@@ -575,7 +575,7 @@ def test_worker_death_truncates_slice_that_is_one_rollout_ahead(fails: bool) -> 
             collector.poll()
         collector._min_ready = 2
         signal_to(pool, 1, signal.SIGCONT)
-        collector.poll()
+        collector.poll(20.0)  # until both are ready
         assert sorted(collector.schedule.waiting) == [0, 1]
         assert collector.schedule.rollout == [1, 0]
         assert list(collector.faults.retry) == ([0] if fails else [])
