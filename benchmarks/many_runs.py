@@ -36,16 +36,17 @@ _TIMEOUT_S = 120.0  # until all runs train
 
 
 class Marks:
-    """A callback that records when each run of this process has done how many steps, until told to stop."""
+    """A callback that records each iteration: when, how many steps, seconds by phase; until the file `stop` appears."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._until = folder, folder / "stop"
-        self._marks: dict[str, list[tuple[float, int]]] = {}
+        self._marks: dict[str, list[tuple[float, int, dict[str, float]]]] = {}
 
     def __call__(self, context: Any) -> None:
         """Record an iteration."""
         marks = self._marks.setdefault(str(context.folder), [])
-        marks.append((time.time(), context.record["step"]))
+        seconds = {name: value for name, value in context.record.items() if name.startswith("time/")}
+        marks.append((time.time(), context.record["step"], seconds))
         if len(marks) == 1:
             (self._folder / f"started-{os.getpid()}-{len(self._marks)}").touch()
         if self._until.exists():
@@ -138,17 +139,30 @@ def measure(side: str, name: str, runs: int, seconds: float) -> dict[str, float]
     start, end = ready + WARM_UP_S, min(run[-1][0] for run in marks)
     result = {"steps_per_second": sum(_steps(run, end) - _steps(run, start) for run in marks) / (end - start)}
     result["seconds_to_start"] = ready - began
+    result |= {name: share for name, share in _shares(marks, start, end).items() if share > 0.005}
     if use is not None:
         result["gpu_percent"] = use.mean(start, end)
     return result
 
 
-def _steps(marks: list[tuple[float, int]], at: float) -> float:
+Mark = tuple[float, int, dict[str, float]]  # time, steps, seconds by phase
+
+
+def _steps(marks: list[Mark], at: float) -> float:
     """Steps of a run at a time, interpolated between iterations."""
     import numpy as np
 
-    times, steps = zip(*marks, strict=True)
+    times, steps, _ = zip(*marks, strict=True)
     return float(np.interp(at, times, steps))
+
+
+def _shares(runs: list[list[Mark]], start: float, end: float) -> dict[str, float]:
+    """What the runs spent their time on, as shares of it; a run that waits for its turn is still in its phase."""
+    within = [[mark for mark in marks if start <= mark[0] <= end] for marks in runs]
+    spent = [(marks[0], marks[-1]) for marks in within if len(marks) > 1]
+    seconds = sum(last[0] - first[0] for first, last in spent)
+    names = spent[0][0][2] if spent else {}
+    return {name: sum(last[2][name] - first[2][name] for first, last in spent) / seconds for name in names}
 
 
 def step_bare(name: str, runs: int, seconds: float) -> dict[str, float]:
@@ -224,7 +238,10 @@ def main() -> None:
                 gpu = f"  GPU {measured['gpu_percent']:.0f} %" if "gpu_percent" in measured else ""
                 rate = measured["steps_per_second"]
                 started = f"  start {measured['seconds_to_start']:.0f} s" if "seconds_to_start" in measured else ""
-                print(f"{name:<8}{side:<10}{runs:>3}{rate:>12,.0f}{rate / base:>7.2f}×{gpu}{started}", flush=True)
+                shares = "".join(f"  {key[5:]} {value:.0%}" for key, value in measured.items() if key[:5] == "time/")
+                print(
+                    f"{name:<8}{side:<10}{runs:>3}{rate:>12,.0f}{rate / base:>7.2f}×{gpu}{started}{shares}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def test_workers_that_share_their_cores_change_no_result(monkeypatch: pytest.Mon
 
     def among(members: int, device: torch.device, others: OtherTrainers) -> Sharing:
         cores = sorted(os.sched_getaffinity(0))
-        return Sharing(SharedPools(members, SharedDoorbell(), WorkerCores(cores[:1] * 2, 2)), None, others)
+        return Sharing(SharedPools(members, SharedDoorbell(), WorkerCores(cores[:1] * 2, 2)), [], others)
 
     monkeypatch.setattr(Sharing, "among", among)
     assert_members_equal_runs_alone("ppo", subproc=True, overlap="strict", **ON_CPU)

@@ -44,6 +44,7 @@ from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.dead_worker import pending_steps, release_slices
 from unidle.envs.pool.shared import SharedPools
+from unidle.envs.pool.signals import WakeUp
 from unidle.envs.pool.worker import DONE, IDLE, SPIN_SECONDS, STEP, WorkerJob, WorkerSignals
 from unidle.envs.pool.worker_process import WorkerError, WorkerProcess
 from unidle.envs.shared_block import SharedBlock, map_memory, shared_memory
@@ -174,14 +175,7 @@ class ProcessPool:
 
         until = math.inf if seconds is None else time.monotonic() + seconds
         while True:
-            now = time.monotonic()
-            if now >= self._next_check:
-                self._check_workers()
-                now = time.monotonic()  # it may have taken long: it replaces dead workers
-                self._next_check = now + process.POLL_SECONDS
-            if now >= self._next_rotation:
-                self._rotate_cores()
-                self._next_rotation = now + _ROTATE_SECONDS
+            now = self.maintain()
             seen = flags.tobytes()
             if max(seen) > DONE:
                 self._read_faults()  # at once: the worker may be blocked until its message is read
@@ -197,6 +191,37 @@ class ProcessPool:
             for number in slices:
                 self._fault_counter.reset_finished(self.block, slice(*self.bounds[number]))
         return slices
+
+    def maintain(self) -> float:
+        """Check and rotate the workers if that is due; returns the time of `time.monotonic`."""
+        now = time.monotonic()
+        if now >= self._next_check:
+            self._check_workers()
+            now = time.monotonic()  # it may have taken long: it replaces dead workers
+            self._next_check = now + process.POLL_SECONDS
+        if now >= self._next_rotation:
+            self._rotate_cores()
+            self._next_rotation = now + _ROTATE_SECONDS
+        return now
+
+    @property
+    def flags(self) -> np.ndarray:
+        """[slices] uint8, one per cache line: who owns each slice (see `WorkerSignals`)."""
+        return self._signals.flags
+
+    @property
+    def ready(self) -> WakeUp:
+        """How the workers wake the trainer."""
+        return self._signals.ready.wake_up
+
+    def wake_ups(self) -> list[WakeUp]:
+        """[slices] how the trainer wakes the worker of each slice; also its replacements."""
+        return [self._signals.go[owner].wake_up for owner in self._owner]
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether no environment has failed since its slice last stepped without a failure."""
+        return self._fault_counter.is_zero and not self.faults and not self.restarted
 
     def _start(self, number: int) -> None:
         worker = self._processes[number]

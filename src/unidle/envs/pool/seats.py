@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unidle.envs.pool.signals import SEMAPHORE_BYTES, Semaphore, fence
+from unidle.envs.pool.signals import SEMAPHORE_BYTES, Semaphore, WakeUp, fence
 from unidle.envs.shared_block import map_memory, shared_memory
 
 _SEATS = 64  # per core: one cache line of flags
@@ -73,6 +73,14 @@ class Seat:
     def leave(self) -> None:
         """Once its worker has ended."""
         self._memory[self._pending], self._memory[self._asleep] = 0, 1
+
+    @property
+    def wake_up(self) -> WakeUp:
+        """For ringing in C."""
+        first = self._semaphore.address - self._end - SEMAPHORE_BYTES * self.place.seat  # of the memory
+        return WakeUp(
+            first + self._asleep, self._semaphore.address, pending=first + self._pending, seats=first + self._asleeps
+        )
 
     def ring(self) -> None:
         """Announce work to the worker."""
