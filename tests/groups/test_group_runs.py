@@ -20,10 +20,10 @@ import unidle
 from unidle.cli.main import run as command_line
 from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.sharing import Sharing
-from unidle.envs.pool.seats import WorkerCores
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SharedDoorbell
 from unidle.envs.pool.slot import episode_seed
+from unidle.envs.pool.worker_cores import WorkerCores
 from unidle.groups.folder import GroupFolder
 
 SMALL: dict[str, Any] = {

@@ -9,11 +9,11 @@ import torch
 
 from unidle.config.machine import available_cores
 from unidle.engine.other_trainers import OtherTrainers
-from unidle.envs.pool.seats import WorkerCores
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SharedDoorbell
+from unidle.envs.pool.worker_cores import WorkerCores
 
-_INFERENCES_AT_ONCE = 4
+_INFERENCES_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,4 @@ class Sharing:
 
     def workers_of(self, workers: int) -> int:
         """How many worker processes each run starts, if one alone would start `workers`."""
-        return self.share_of(workers) if self.pools.cores is None else workers  # of which it starts those with a core
+        return self.share_of(workers) if self.pools.cores is None else min(workers, self.pools.cores.workers)

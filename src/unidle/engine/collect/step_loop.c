@@ -11,7 +11,6 @@
 
 enum { STEP = 1, DONE = 2 };               /* flags of a slice, as in envs/pool/worker.py */
 enum { STEPPING, ACTING, NEEDS_PYTHON };   /* states of a lane */
-enum { SEATS = 64 };                       /* as in envs/pool/seats.py */
 enum { NOT_READY = 600 };                  /* CUDA_ERROR_NOT_READY */
 static const int64_t SECOND = 1000000000;
 static const int64_t LONGEST_SLEEP = 2000000; /* a slice that is slower does not delay the others */
@@ -23,11 +22,9 @@ typedef struct { /* the CUDA driver's functions, or those of a test */
     int (*query)(void *event);
 } Driver;
 
-typedef struct { /* how a slice's worker is woken: envs/pool/signals.py, and seats.py if it has a seat */
+typedef struct { /* how a slice's worker is woken: Doorbell in envs/pool/signals.py */
     uint8_t *asleep;
     sem_t *semaphore;
-    uint8_t *pending; /* of its seat; NULL without one */
-    uint8_t *seats;   /* [SEATS] which workers of its core sleep */
 } Bell;
 
 typedef struct { /* a rollout slot */
@@ -73,14 +70,9 @@ static int64_t now_ns(void)
 
 static void ring(const Bell *bell)
 {
-    if (bell->pending)
-        *(volatile uint8_t *)bell->pending = 1;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (!bell->pending ? *(volatile uint8_t *)bell->asleep : !memchr(bell->seats, 0, SEATS)) {
-        if (bell->pending)
-            *(volatile uint8_t *)bell->asleep = 0; /* at once, so that nobody else wakes one too */
+    if (*(volatile uint8_t *)bell->asleep)
         sem_post(bell->semaphore);
-    }
 }
 
 /* Whether Python has to handle the step of a slice: the last one of a rollout, or of an episode. */

@@ -44,7 +44,7 @@ _Pointer, _Integer = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Bell(ctypes.Structure):
-    _fields_ = tuple((name, _Pointer) for name in ("asleep", "semaphore", "pending", "seats"))
+    _fields_ = tuple((name, _Pointer) for name in ("asleep", "semaphore"))
 
 
 class _Slot(ctypes.Structure):

@@ -30,8 +30,6 @@ class WakeUp(NamedTuple):
 
     asleep: int
     semaphore: int
-    pending: int | None = None  # of a seat (seats.py)
-    seats: int | None = None
 
 
 class _Timespec(ctypes.Structure):
