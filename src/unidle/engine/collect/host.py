@@ -83,8 +83,7 @@ class HostCollector:
         self._starts = np.ones(n_envs, np.bool_)
         self._recurrent_starts = self._starts if policy.state_size else None
         self.faults = FaultHandler(envs, self.schedule, self._slots, self._starts, self._state, self._stream, on_fault)
-        # In a group all: while some are stepped, this process acts in the environments of other runs.
-        self._min_ready = _min_ready(envs, on_gpu=on_gpu) if sharing is None else len(envs.bounds)
+        self._min_ready = _min_ready(envs, on_gpu=on_gpu)
         # The loop in C, once each slot's inference was captured; or the reason why there is none.
         self._loop: StepLoop | str | None = loop_unsupported(envs, policy, capture, on_gpu=on_gpu)
         self._is_alone = sharing is None
