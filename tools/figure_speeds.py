@@ -109,21 +109,26 @@ def speed_on_a_gpu() -> str:
 
 @table
 def several_seeds() -> str:
-    """Runs of a group against one run, all steps together."""
+    """Runs of a group against one run and against processes under NVIDIA MPS, all steps together."""
     result = results("many_runs")
     body = []
-    for name in ("fast", "heavy"):
+    for name in ("fast", "heavy", "beast"):
         measured = result[name]["measured"]
         one = measured["one 1"]["steps_per_second"]
-        for side, side_result in measured.items():
-            kind, runs = side.split()
-            if kind in ("one", "group"):
-                rate, gpu = side_result["steps_per_second"], side_result["gpu_percent"] / 100
-                body.append([f"`{name}`", runs, number(rate), f"{number(rate / one, 2)} ×", percent(gpu)])
+        for side in sorted(filter(lambda side: side.startswith(("one", "group")), measured), key=_runs_of):
+            runs = _runs_of(side)
+            rate, gpu = measured[side]["steps_per_second"], measured[side]["gpu_percent"] / 100
+            others = [measured.get(f"{other} {runs}", {}).get("steps_per_second") for other in ("mps", "bare")]
+            cells = [number(other) if other else "" for other in others] if runs > 1 else ["", ""]
+            body.append([f"`{name}`", str(runs), number(rate), f"{number(rate / one, 2)} ×", percent(gpu), *cells])
+    heads = ["HalfCheetah-v5, preset", "seeds", "steps/s in all", "against one run", "GPU in use"]
     return sourced(
-        rows(["HalfCheetah-v5, preset", "seeds", "steps/s in all", "against one run", "GPU in use"], *body),
-        source("many_runs.py", "many_runs"),
+        rows([*heads, "as many processes under MPS", "only stepping"], *body), source("many_runs.py", "many_runs")
     )
+
+
+def _runs_of(side: str) -> int:
+    return int(side.split()[1])
 
 
 @table
