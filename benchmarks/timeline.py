@@ -1,13 +1,14 @@
 """What the GPU does while SB3 and unidle train with the same recipe, and the return of the same runs over time.
 
-    python benchmarks/timeline.py [--preset beast] [--seconds 60]
+    python benchmarks/timeline.py [--preset beast] [--overlap off] [--seconds 60]
 
 PPO on HalfCheetah-v5. Each side in turn has the machine for itself, in a process of its own: first SB3 with one process
-per environment (SubprocVecEnv), then a plain `unidle.train` with its evaluations, checkpoints and TensorBoard. Both
-keep their policy every `--every` seconds, and after the training these policies are evaluated in the same way: SB3 does
-not pay for evaluations. The GPU is recorded last, after `--seconds` of training, from the start of an iteration:
-torch's profiler, GPU activities only, gives the interval of every kernel (copies do not count as busy). A profiler
-costs time, so steps/s are those before the recording; those during it are in the JSON beside them.
+per environment (SubprocVecEnv), then `unidle.train` with its usual evaluations, checkpoints and TensorBoard. With
+`--overlap off` the recipe is SB3's; with `--overlap strict`, the default of `beast` on a GPU, unidle also collects
+while it learns. Both keep their policy every `--every` seconds, and after the training these policies are evaluated in
+the same way: SB3 does not pay for evaluations. The GPU is recorded last, after `--seconds` of training, from the start
+of an iteration: torch's profiler, GPU activities only, gives the interval of every kernel (copies do not count as
+busy). A profiler costs time, so steps/s are those before the recording; those during it are in the JSON beside them.
 `tools/timeline_picture.py` draws the result. Without a GPU there is nothing to record, and only the returns are
 measured.
 """
@@ -36,6 +37,7 @@ EPISODES, EVALUATION_SEED = 10, 10_000
 TIMESTEPS = 10_000_000  # more than any side reaches; unidle evaluates ten times and saves at intervals of it
 BIN_SECONDS = 0.004
 _WARM_UP = 0.2  # of the seconds: start-up, and the run's own meter, which uses the profiler once
+_SETTINGS = ("preset", "overlap", "seconds", "every", "window", "seed", "changes")
 _MAX_WINDOWS = 3  # torch's profiler may lose a window
 _PATIENCE = 60.0  # seconds until the profiler is free
 
@@ -133,7 +135,7 @@ def mean_return(predict: Predict) -> float:
     return float(returns.mean())
 
 
-def train_sb3(recorder: Recorder, preset: str, seed: int, changes: dict[str, Any]) -> Callable[[Weights], Predict]:
+def train_sb3(recorder: Recorder, arguments: argparse.Namespace) -> Callable[[Weights], Predict]:
     """Train with SB3; return what makes a policy of weights that were kept."""
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -154,7 +156,7 @@ def train_sb3(recorder: Recorder, preset: str, seed: int, changes: dict[str, Any
         def _on_step(self) -> bool:
             return not self.is_over
 
-    model = sb3_model({**load_preset(preset).values, **changes}, seed)
+    model = sb3_model({**load_preset(arguments.preset).values, **arguments.changes}, arguments.seed)
     model.learn(TIMESTEPS, callback=Watch())
     model.get_env().close()
 
@@ -165,7 +167,7 @@ def train_sb3(recorder: Recorder, preset: str, seed: int, changes: dict[str, Any
     return policy_of
 
 
-def train_unidle(recorder: Recorder, preset: str, seed: int, changes: dict[str, Any]) -> Callable[[Weights], Predict]:
+def train_unidle(recorder: Recorder, arguments: argparse.Namespace) -> Callable[[Weights], Predict]:
     """Train with unidle; return what makes a policy of weights that were kept."""
     import unidle
 
@@ -179,9 +181,10 @@ def train_unidle(recorder: Recorder, preset: str, seed: int, changes: dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         agent = unidle.train(
             ENV,
-            preset=preset,
-            **changes,
-            seed=seed,
+            preset=arguments.preset,
+            **arguments.changes,
+            overlap=arguments.overlap,
+            seed=arguments.seed,
             timesteps=TIMESTEPS,
             runs_dir=folder,
             quiet=True,
@@ -208,7 +211,7 @@ def measure(side: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train one side in this process, then evaluate the policies that were kept."""
     recorder = Recorder(arguments.seconds, arguments.every, arguments.window)
     train = train_sb3 if side == "sb3" else train_unidle
-    policy_of = train(recorder, arguments.preset, arguments.seed, arguments.changes)
+    policy_of = train(recorder, arguments)
     curve = [(wall, step, mean_return(policy_of(weights))) for wall, step, weights in recorder.kept]
     return {"steps_per_second": recorder.steps_per_second(), "curve": curve, "recorded": recorder.recorded}
 
@@ -217,6 +220,7 @@ def main() -> None:
     """Run both sides, each in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="beast")
+    parser.add_argument("--overlap", choices=["off", "strict"], default="off", help="of unidle")
     parser.add_argument("--seconds", type=float, default=60.0, help="of training before the GPU is recorded")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between policies that are kept")
     parser.add_argument("--window", type=float, default=4.0, help="seconds of the recording that are drawn")
@@ -229,7 +233,7 @@ def main() -> None:
         print(json.dumps(measure(arguments.side, arguments)))
         return
     settings = {"env": ENV, "episodes": EPISODES}
-    settings |= {name: getattr(arguments, name) for name in ("preset", "seconds", "every", "window", "seed", "changes")}
+    settings |= {name: getattr(arguments, name) for name in _SETTINGS}
     result: dict[str, Any] = {"machine": provenance("stable-baselines3"), "settings": settings, "sides": {}}
     for side in SIDES:
         command = [sys.executable, __file__, "--side", side, *sys.argv[1:]]

@@ -31,7 +31,10 @@ def draw(result: dict[str, Any]) -> str:
         raise SystemExit("The result was measured without a GPU, so there is no timeline to draw.")
     settings, machine = result["settings"], result["machine"]
     title = f"What the GPU does while PPO trains on {settings['env']}"
-    below = f"Coloured: a kernel runs. Grey: the GPU waits. Same hyper-parameters (preset {settings['preset']}), "
+    overlap = "; unidle collects while it learns" if settings["overlap"] == "strict" else ""
+    below = (
+        f"Coloured: a kernel runs. Grey: the GPU waits. Same hyper-parameters (preset {settings['preset']}{overlap}), "
+    )
     below += f"{machine['gpu']}, {machine['cores']} cores."
     parts = [_text(2, 17, title, "chart-title"), _text(2, 36, below, "chart-label")]
     top = _FIRST_LANE

@@ -31,7 +31,7 @@ def made_up(sb3: list[float], unidle: list[float]) -> dict[str, Any]:
 
     return {
         "machine": {"gpu": "a GPU", "cores": 16},
-        "settings": {"env": "Cheetah <v5>", "episodes": 10, "preset": "beast"},
+        "settings": {"env": "Cheetah <v5>", "episodes": 10, "preset": "beast", "overlap": "off"},
         "sides": {"sb3": side(sb3, 0.0625, 9_479.4), "unidle": side(unidle, 0.3749, 99_006.0)},
     }
 
@@ -51,6 +51,13 @@ def test_picture_names_both_sides_with_their_own_figures() -> None:
     ]
     assert "What the GPU does while PPO trains on Cheetah <v5>" in shown
     assert [text for text in shown if re.fullmatch(r"0|\d s", text)][:3] == ["0", "1 s", "2 s"]
+
+
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_picture_says_whether_unidle_overlaps(overlap: str) -> None:
+    result = made_up([0, 0], [1, 1])
+    result["settings"]["overlap"] = overlap
+    assert ("collects while it learns" in timeline_picture.draw(result)) == (overlap == "strict")
 
 
 def test_lanes_and_lines_have_the_colour_of_their_side() -> None:
