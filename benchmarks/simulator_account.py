@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Phases:
     """Timers around functions; each may also launch a marker when it begins and when it ends."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.marks: list[str] = []  # the phase that begins with each marker
         self.marking = False
 
@@ -199,7 +199,7 @@ def metered(lines: Sequence[dict[str, Any]], first: int, last: int) -> dict[str,
     whole = sum(line["length"] for line in known)
     if not whole:
         return None
-    causes: Counter[str] = Counter()
+    causes: defaultdict[str, float] = defaultdict(float)
     for line in known:
         for cause, share in line["gpu"]["idle"].items():
             causes[cause] += line["length"] * share / whole
