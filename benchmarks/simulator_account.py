@@ -95,25 +95,25 @@ class Account:
         now = time.perf_counter()
         if self._first is None:
             if record["wall"] >= self._warm_up and record["iteration"] >= _WARM_UP_ITERATIONS:
-                self._first, self._began = record, now
+                self._first = record
                 self._phases.seconds.clear()
             return False
         if not self.found:
             if record["wall"] < self._until or record["step"] == self._first["step"]:
                 return False
-            self._end_timers(self._first, record, now - self._began)
+            self._end_timers(self._first, record)
         return self._profiled(record, now)
 
-    def _end_timers(self, first: dict[str, Any], last: dict[str, Any], seconds: float) -> None:
+    def _end_timers(self, first: dict[str, Any], last: dict[str, Any]) -> None:
         """Both accounts of the thread since the warm-up."""
         spent = {key.removeprefix("time/"): last[key] - first[key] for key in last if key.startswith("time/")}
-        whole = last["wall"] - first["wall"]
+        seconds = last["wall"] - first["wall"]
         timers = {row: self._phases.seconds[row] / seconds for row in ROWS}
         self.found = {
             "steps": [first["step"], last["step"]],
             "steps_per_second": (last["step"] - first["step"]) / seconds,
             "thread": {
-                "unidle": by_row({name: value / whole for name, value in spent.items()}, of_gpu=False),
+                "unidle": by_row({name: value / seconds for name, value in spent.items()}, of_gpu=False),
                 "timers": timers | {REST: 1 - sum(timers.values())},
             },
         }
@@ -359,6 +359,7 @@ def main() -> None:
                 show(result[part])
             else:
                 found, measured = result[part], result[part]["measured"]
+                print("diagnose: " + ", ".join(f"{name} {share:.1%}" for name, share in found["shares"].items()))
                 print(f"{found['change']}: {found['predicted']:.2f} × predicted, {measured['mean']:.2f} × measured")
             print(f"{part}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 

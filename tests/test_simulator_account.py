@@ -97,6 +97,48 @@ def test_wrapped_methods_are_timed_even_if_they_fail() -> None:
     assert phases.seconds["environment"] >= 0.04
 
 
+class FakeWindow:
+    """A profiler window with a marker and a kernel of 3 ms per phase that began."""
+
+    begun_ns, ended_ns = 0, 10_000_000
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+
+    def close_with_names(self) -> list[simulator_account.Kernel]:
+        starts = [1_000_000 + 4_000_000 * i for i in range(len(self._phases.marks))]
+        return [kernel for at in starts for kernel in (marker(at), ("kernel", at + 1, at + 3_000_000))]
+
+
+def test_profiler_counts_only_what_is_marked_in_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = Phases()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.cuda._sleep", lambda cycles: None, raising=False)
+    monkeypatch.setattr(simulator_account, "try_window", lambda torch: FakeWindow(phases))
+    now = 0.0
+    monkeypatch.setattr(simulator_account.time, "perf_counter", lambda: now)
+
+    class Steps:
+        def step(self) -> None: ...
+
+    phases.wrap(Steps, "step", "environment")
+    account = simulator_account.Account(phases, warm_up=1.0, seconds=5.0, window=1.0)
+    is_over, iteration = False, 0
+    while not is_over:
+        Steps().step()
+        assert phases.marks in ([], ["environment", "rest"])
+        now, iteration = now + 1.0, iteration + 1
+        record = {"wall": now, "step": 100 * iteration, "iteration": iteration, "time/environment": 0.5 * now}
+        is_over = account.iteration(record)
+        assert iteration < 20
+    assert account.found["thread"]["unidle"]["environment"] == pytest.approx(0.5)
+    assert account.found["steps_per_second"] == pytest.approx(100)
+    profiler = account.found["profiler"]
+    assert profiler["kernels"] == {"environment": 1, "inference": 0, "storage": 0, "learning": 0, "rest": 1}
+    assert profiler["busy_with"]["environment"] == pytest.approx(0.3, abs=1e-3)
+
+
 def test_thread_account_of_a_real_run_agrees_with_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gymnax")
     monkeypatch.setattr(simulator_account, "ENV", "gymnax:CartPole-v1")

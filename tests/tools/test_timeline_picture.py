@@ -16,7 +16,7 @@ sys.path.append(str(BENCHMARKS))
 import timeline
 import timeline_picture
 
-from unidle.meter.watch.inside.unidle_windows import merge_kernels
+from unidle.meter.watch.inside.unidle_windows import KernelIntervals, merge_kernels
 
 BOTTOM = 100.0
 MS = 1_000_000
@@ -115,6 +115,41 @@ def test_recorder_keeps_a_policy_per_interval_and_leaves_out_the_warm_up(monkeyp
     assert over
     assert [(wall, at) for wall, at, _ in recorder.kept] == [(0.0, 0), (6.0, 30), (12.0, 90), (15.0, 120), (21.0, 180)]
     assert recorder.steps_per_second() == pytest.approx(10.0)
+
+
+class FakeWindow:
+    """A profiler window in which a kernel runs in the first half of every bin."""
+
+    def __init__(self, *, is_lost: bool) -> None:
+        self.begun_ns, self.is_lost = 5_000 * MS, is_lost
+
+    def close(self) -> KernelIntervals | None:
+        kernels = [(self.begun_ns + i * 4 * MS, self.begun_ns + i * 4 * MS + 2 * MS) for i in range(2000)]
+        return None if self.is_lost else merge_kernels(kernels, self.begun_ns, self.begun_ns + 8_000 * MS)
+
+
+def test_gpu_is_recorded_after_the_training_and_again_if_a_window_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    windows = [None, FakeWindow(is_lost=True), FakeWindow(is_lost=False)]  # at first, the meter uses the profiler
+    monkeypatch.setattr(timeline.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(timeline, "try_window", lambda torch: windows.pop(0))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    recorder = timeline.Recorder(seconds=20.0, every=5.0, window=4.0)
+    recorder.start(dict)
+    ends = []
+    for step in range(1, 40):
+        now += 3.0
+        if recorder.iteration(10 * step, dict):
+            ends.append(now)
+            break
+    assert ends == [21.0 + 3.0 + 6.0 + 6.0]  # a try, then two windows of two iterations
+    assert recorder.recorded is not None
+    assert recorder.recorded["busy"] == pytest.approx(0.5)
+    assert set(recorder.recorded["bins"]) == {0.5}
+    assert len(recorder.recorded["bins"]) == 1000
+    assert recorder.recorded["steps_per_second"] == pytest.approx(10 / 3)
+    assert recorder.kept[-1][0] == 21.0
 
 
 def test_returns_are_those_of_whole_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
