@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from figure_delivered import FULL, compared_with_sb3, delivered, share_of_loop
 from figure_values import number, percent, rates, results, rows, source, sourced, table, times
 
 
 @table
 def speed_in_short() -> str:
     """One row per kind of work; each links to a table with machine, date and caveats."""
-    cheetah, on_host = results("cpu_bound")["settings"]["beast"], results("two_cores")["training"]
+    beast, on_host = delivered("beast"), results("two_cores")["training"]
+    cheetah = results("cpu_bound")["settings"]["beast"]
+    sides = [cheetah[side]["steps_per_second"] for side in ("off", "sb3")]
+    if beast:
+        sides = [beast["medians"][side]["steps_per_second"] for side in ("off", beast["sb3"])]
     seconds, crawling = results("time_to_score")["sides"], results("io_bound_gpu")["sides"]
     on_device = results("gpu_resident")["n_envs"]["4096"]
     gpu, cores = "one H200 with 16 cores", "two cores"
@@ -22,9 +27,10 @@ def speed_in_short() -> str:
     return rows(
         ["PPO on", "unidle", "the other side", "faster by"],
         row(
-            f"HalfCheetah-v5, 64 environments, 1024,512,512,256 (preset `beast`), {gpu}",
+            f"HalfCheetah-v5, 64 environments, 1024,512,512,256 (preset `beast`), {gpu}"
+            + (", evaluation and checkpoints included" if beast else ""),
             "steps/s",
-            [cheetah[side]["steps_per_second"] for side in ("off", "sb3")],
+            sides,
             "Stable-Baselines3",
             "benchmarks.md#halfcheetah-on-a-gpu",
         ),
@@ -75,7 +81,22 @@ def speed_on_a_gpu() -> str:
     def compared(name: str, side: dict[str, float], baseline: dict[str, float]) -> list[str]:
         return [name, cell(side), cell(baseline), times(ratio(side, baseline))]
 
+    measured = {preset: row for preset in sb3 if (row := delivered(preset))}
     beast, wide = cheetah["beast"], cheetah["wide"]["strict"]
+
+    def plain(preset: str, note: str = "", overlap: str = "off") -> list[str]:
+        """A preset as `unidle train` delivers it, or, until that is measured, its training loop alone."""
+        name = f"HalfCheetah-v5, preset `{preset}`{note}"
+        if preset in measured:
+            return compared_with_sb3(measured[preset], f"{name}: {FULL}", "delivered")
+        return compared(name, cheetah[preset][overlap], sb3[preset])
+
+    off = ["the same with `--overlap off`", cell(beast["off"]), "", times(ratio(beast["off"], sb3["beast"]))]
+    other = "`beast` with 1024 × 32 steps instead of 64 × 512 (a different recipe)"
+    widest = [other, cell(wide), "", f"{number(ratio(wide, sb3['beast']), 1)} times SB3's `beast`"]
+    if "beast" in measured:
+        off = compared_with_sb3(measured["beast"], off[0], "off")
+        widest[0], widest[2] = f"{other}, training loop only", cell(sb3["beast"])
     pages = compared(
         "Crawling a website with 50 ms latency: 2,048 concurrent episodes against 32 processes, network and epochs of "
         "`max-gpu`",
@@ -83,26 +104,19 @@ def speed_on_a_gpu() -> str:
         crawling["sb3 32"],
     )
     pages[-1] = f"[{pages[-1]}](docs/io-bound.md#pages-are-read-once)"
+    loops = {preset: machine for preset, machine in results("cpu_bound")["machines"].items() if preset not in measured}
     return sourced(
         rows(
             ["training steps/s (GPU busy)", "unidle", "Stable-Baselines3", ""],
-            compared("HalfCheetah-v5, preset `fast`", cheetah["fast"]["off"], sb3["fast"]),
-            compared("HalfCheetah-v5, preset `heavy`", cheetah["heavy"]["off"], sb3["heavy"]),
-            compared(
-                "HalfCheetah-v5, preset `beast` (`--overlap strict`, its default on a GPU)",
-                beast["strict"],
-                sb3["beast"],
-            ),
-            ["the same with `--overlap off`", cell(beast["off"]), "", times(ratio(beast["off"], sb3["beast"]))],
-            [
-                "`beast` with 1024 × 32 steps instead of 64 × 512 (a different recipe)",
-                cell(wide),
-                "",
-                f"{number(ratio(wide, sb3['beast']), 1)} times SB3's `beast`",
-            ],
+            plain("fast"),
+            plain("heavy"),
+            plain("beast", " (`--overlap strict`, its default on a GPU)", "strict"),
+            off,
+            widest,
             pages,
         ),
-        source("cpu_bound.py", "cpu_bound", results("cpu_bound")["machines"]),
+        *([f"{source('delivered.py', 'delivered', measured)} {share_of_loop(measured)}"] if measured else []),
+        source("cpu_bound.py", "cpu_bound", loops),
         source("io_bound_gpu.py", "io_bound_gpu"),
     )
 

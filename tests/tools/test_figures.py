@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import Any
 
 import pytest
 from paths import BENCHMARKS, ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
+import figure_delivered
 import figures
 from figure_exceptions import CONSTANTS, OTHER_TABLES
 from figure_sentences import SENTENCES, fell_back
@@ -58,6 +60,71 @@ def test_each_row_of_the_short_table_links_to_a_section_with_its_source() -> Non
         sections = re.split(r"^##+ (.+)\n", TEXTS[page], flags=re.MULTILINE)
         text = dict(zip((title.lower().replace(" ", "-") for title in sections[1::2]), sections[2::2]))[heading]
         assert re.search(r"^Measured by .+ \d{4}-\d\d-\d\d", text, re.MULTILINE | re.DOTALL), row
+
+
+def delivered_json(*presets: str) -> dict[str, Any]:
+    """A made-up delivered.json: beast's fastest SB3 is on the GPU, the others' on the CPU."""
+    machine = {
+        "date": "2026-11-20",
+        "cpu": "made up",
+        "cores": 16,
+        "gpu": "NVIDIA H200",
+        "versions": {"torch": "9.9.9"},
+    }
+    rates = {"delivered": [40_000, 50_000], "off": [45_000], "loop": [50_000], "sb3 cuda": [5000], "sb3 cpu": [6000]}
+    made_up: dict[str, Any] = {}
+    for preset in presets:
+        sides = {side: rate for side, rate in rates.items() if side != "off" or preset == "beast"}
+        if preset == "beast":
+            sides["sb3 cpu"] = [3000]
+        runs = {side: [{"steps_per_second": float(one)} for one in rate] for side, rate in sides.items()}
+        medians = {
+            side: {"steps_per_second": sum(rate) / len(rate), "gpu_percent": 25.0, "start_up": 7.5}
+            for side, rate in sides.items()
+        }
+        sb3 = "sb3 cuda" if preset == "beast" else "sb3 cpu"
+        best = medians[sb3]["steps_per_second"]
+        ratios = {side: medians[side]["steps_per_second"] / best for side in ("delivered", "off") if side in medians}
+        made_up[preset] = {
+            "machine": machine,
+            "runs": runs,
+            "medians": medians,
+            "sb3": sb3,
+            "ratio": 0.9,
+            "times_sb3": ratios,
+        }
+    return made_up
+
+
+def test_rows_of_measured_presets_are_what_unidle_train_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up = delivered_json("heavy", "beast")
+    monkeypatch.setattr(figure_delivered, "results", lambda name: made_up)
+    rows = TABLES["speed-on-a-gpu"]().splitlines()
+    fast, heavy, beast, off, wide = rows[2:7]
+    before = TEXTS["docs/benchmarks.md"].splitlines()
+    assert fast in before
+    full = "`unidle train` with evaluation, checkpoints and TensorBoard"
+    assert heavy == (
+        f"| HalfCheetah-v5, preset `heavy`: {full} | 45,000 (40,000 to 50,000; NVML 25 %) "
+        "| 6,000 on the CPU (NVML 25 %) | 7.5 times faster |"
+    )
+    assert "| 45,000 (40,000 to 50,000; NVML 25 %) | 5,000 (NVML 25 %) | 9.0 times faster |" in beast
+    assert off == "| the same with `--overlap off` | 45,000 (NVML 25 %) | 5,000 (NVML 25 %) | 9.0 times faster |"
+    assert "training loop only" in wide
+    assert "(benchmarks/results/delivered.json)" in rows[-3]
+    assert "2026-11-20" in rows[-3]
+    assert "reaches 0.90 (`heavy`), 0.90 (`beast`) of the speed of the training loop" in rows[-3]
+    assert "45,000 steps/s | 5,000 steps/s, Stable-Baselines3 | [9.0 ×]" in TABLES["speed-in-short"]()
+    assert "PPO trains [9.0 times]" in figures.renewed("README.md", TEXTS["README.md"])
+
+
+@pytest.mark.parametrize("missing", ["sb3 cpu", "sb3 cuda", "off", "loop", "delivered"])
+def test_preset_that_is_not_completely_measured_keeps_its_row(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    made_up = delivered_json("beast")
+    del made_up["beast"]["runs"][missing]
+    before = TABLES["speed-on-a-gpu"]()
+    monkeypatch.setattr(figure_delivered, "results", lambda name: made_up)
+    assert TABLES["speed-on-a-gpu"]() == before
 
 
 # A changed figure is found and set right, in a table, a sentence, and a sentence with a line break in it.
