@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from typing import Any
@@ -11,6 +12,8 @@ from paths import BENCHMARKS, ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
 import figure_delivered
+import figure_speeds
+import figure_values
 import figures
 from figure_exceptions import CONSTANTS, OTHER_TABLES
 from figure_sentences import SENTENCES, fell_back
@@ -125,6 +128,22 @@ def test_preset_that_is_not_completely_measured_keeps_its_row(monkeypatch: pytes
     before = TABLES["speed-on-a-gpu"]()
     monkeypatch.setattr(figure_delivered, "results", lambda name: made_up)
     assert TABLES["speed-on-a-gpu"]() == before
+
+
+def test_faster_generator_counts_as_jax_and_share_of_rsl_rl_environment_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = copy.deepcopy(figure_speeds.results("gpu_resident"))
+    for size in measured["n_envs"].values():
+        size["jax"], size["jax-rbg"] = ([{"steps_per_second": rate, "jax": "0.99.0"}] for rate in (20e6, 40e6))
+        size["rsl-rl"] = [{"steps_per_second": 1e6, "environment_share": 0.1, "rsl-rl-lib": "9.9"}]
+    monkeypatch.setattr(
+        figure_speeds, "results", lambda name: measured if name == "gpu_resident" else figure_values.results(name)
+    )
+    assert "steps/s | 40.0 M steps/s, PureJaxRL-style JAX" in TABLES["speed-in-short"]()
+    table = TABLES["cartpole-on-a-gpu"]()
+    assert "JAX 0.99, rbg, gymnax | 40.0 M" in table
+    assert "RSL-RL 9.9, its own settings, captured environment, which takes 10 % and 10 % of the time | 1.0 M" in table
 
 
 # A changed figure is found and set right, in a table, a sentence, and a sentence with a line break in it.
