@@ -146,6 +146,33 @@ def test_faster_generator_counts_as_jax_and_share_of_rsl_rl_environment_is_shown
     assert "RSL-RL 9.9, its own settings, captured environment, which takes 10 % and 10 % of the time | 1.0 M" in table
 
 
+def test_crawling_is_compared_with_fastest_sb3_and_all_sides_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = copy.deepcopy(figure_speeds.results("io_bound_gpu"))
+    ours = measured["sides"]["unidle 2048"]
+    for name, rate in {"sb3 128 selectolax": 2_000, "sb3 512 selectolax": 3_000, "unidle 2048 no cache": 6_000}.items():
+        measured["sides"][name] = {**ours, "steps_per_second": rate}
+    ours["steps_per_second"] = 9_000
+    monkeypatch.setattr(
+        figure_speeds, "results", lambda name: measured if name == "io_bound_gpu" else figure_values.results(name)
+    )
+    short = TABLES["speed-in-short"]()
+    assert "2,048 episodes at once against 512 processes with selectolax" in short
+    assert "9,000 steps/s | 3,000 steps/s, Stable-Baselines3 | [3.0 ×]" in short
+    assert (
+        "against 512 processes with selectolax, network and epochs of `max-gpu` | 9,000" in TABLES["speed-on-a-gpu"]()
+    )
+    table = TABLES["crawling-on-a-gpu"]().splitlines()
+    assert [row.split(" | ")[0].strip("| ") for row in table[2:8]] == [
+        "SB3, 32 processes",
+        "SB3, 128 processes, selectolax",
+        "SB3, 512 processes, selectolax",
+        "512 episodes",
+        "2,048 episodes",
+        "2,048 episodes, `keep_pages: false`",
+    ]
+    assert table[7].startswith("| 2,048 episodes, `keep_pages: false` | 6,000 | 2.0 × |")
+
+
 # A changed figure is found and set right, in a table, a sentence, and a sentence with a line break in it.
 @pytest.mark.parametrize(
     ("page", "figure", "other"),
