@@ -183,7 +183,7 @@ class RequestsFetcher:
         self._session = requests.Session()
         self._session.headers["User-Agent"] = self.policy.user_agent
         self._robots: dict[str, Any] = {}
-        self.rules = object()
+        self.rules_version = object()
 
     async def fetch(self, url: str) -> Any:
         from unidle.tasks.web.fetch_policy import Page
