@@ -7,9 +7,10 @@ writes only metrics.jsonl, and on a GPU it is shorter. *off* is delivered with `
 collects while it learns, because then every hyper-parameter is that of Stable-Baselines3. Each measurement is a
 separate process, and the sides alternate, A B B A. A side's start-up is the time from its command to the end of its
 first iteration (interpreter, imports, environments, CUDA graphs); steps/s count from there to the end of the process,
-so that the last evaluations and the report are included. Use an otherwise idle machine; if other programs take its
-cores, compare the CPU seconds per step of the training process, which its own evaluation processes and workers do not
-count towards.
+so that the last evaluations and the report are included. Use an otherwise idle machine: beside other trainers unidle
+takes its share of the cores, and with one core it evaluates in the training process. If other programs take cores,
+compare the CPU seconds per step of the training process, which its own evaluation processes and workers do not count
+towards.
 
 On a GPU, Stable-Baselines3 trains with the same recipe, once on the GPU and once on the CPU with torch's default number
 of threads; the faster one is what unidle is compared with. Both libraries evaluate after the same number of training
@@ -50,7 +51,7 @@ SETTINGS: dict[str, tuple[str, str, int]] = {
 ON_TWO_CORES, ON_GPU = ("classic", "cartpole"), ("fast", "heavy", "beast")
 LOOP_FLAGS = ["--eval-every", "0", "--checkpoint-every", str(10**12), "--no-tensorboard"]
 OVERLAPPED = ("beast",)  # by default, on a GPU
-SHARES = {"delivered": 1.0, "off": 0.8, "loop": 0.45}  # of the steps, on a GPU
+SHARES = {"delivered": 1.0, "off": 0.8, "loop": 0.4}  # of the steps, on a GPU
 _EVALUATIONS, _EPISODES = 10, 10  # unidle's defaults
 _POLL_SECONDS = 0.02
 _USUAL_SECONDS = 110.0  # of a measurement whose side was not measured before; only `--minutes` uses it
@@ -239,7 +240,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), help="default: what suits the machine")
     parser.add_argument("--rounds", type=int, default=1, help="repetitions of A B B A")
     parser.add_argument("--timesteps", type=int, help="of every run, instead of the settings' own")
-    parser.add_argument("--sb3-seconds", type=float, default=30.0, help="of SB3's training, past its start-up")
+    parser.add_argument("--sb3-seconds", type=float, default=25.0, help="of SB3's training, past its start-up")
     parser.add_argument("--minutes", type=float, help="time limit: the same command goes on later")
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="further flags of unidle's sides")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
