@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from small_runs import CPU, SmallRun
-from torch import Tensor
 
 from unidle.algos.capturing import no_capture
+from unidle.algos.metrics import Metrics
 from unidle.algos.registry import new_algorithm, new_policy
 from unidle.buffers.rollout import Rollout
 from unidle.config import recipe_for
@@ -51,7 +51,7 @@ def keep_autograd(run: SmallRun) -> None:
     run.algo._choose_gradients = None
 
 
-def learn_from(algo: Any, rollout: Rollout, shuffle: torch.Generator, progress: float = 0.0) -> dict[str, Tensor]:
+def learn_from(algo: Any, rollout: Rollout, shuffle: torch.Generator, progress: float = 0.0) -> Metrics:
     """Store a rollout, run all updates that are due, and return the metrics."""
     algo.set_progress(progress)
     updates = algo.update_in_parts(rollout, shuffle)
@@ -59,7 +59,7 @@ def learn_from(algo: Any, rollout: Rollout, shuffle: torch.Generator, progress: 
         try:
             next(updates)
         except StopIteration as end:
-            metrics: dict[str, Tensor] = end.value
+            metrics: Metrics = end.value
             return metrics
 
 

@@ -183,13 +183,10 @@ def off_policy_on_two_cores() -> str:
     body = []
     for name, row in results("off_policy_end_to_end")["tasks"].items():
         env, algo = name.split()
-        medians, cpu = row["medians"], row["cpu_ratio"]
-        sb3 = max((median["steps_per_second"], side) for side, median in medians.items() if side != "unidle")
-        threads = " with one thread" if sb3[1].endswith("1 thread") else ""
-        ours = number(medians["unidle"]["steps_per_second"])
-        body.append([f"{algo.upper()}, {env}", ours, f"{number(sb3[0])}{threads}", times(row["ratio"]), number(cpu, 1)])
+        ours, theirs = (row["medians"][side]["cpu_ms_per_step"] for side in ("unidle", "sb3, 1 thread"))
+        body.append([f"{algo.upper()}, {env}", number(ours, 2), number(theirs, 2), times(row["cpu_ratio"])])
     return sourced(
-        rows(["training steps/s", "unidle", "Stable-Baselines3", "", "ratio of CPU time per step"], *body),
+        rows(["ms of CPU time per step", "unidle", "Stable-Baselines3", ""], *body),
         source("off_policy_end_to_end.py", "off_policy_end_to_end"),
     )
 

@@ -278,7 +278,7 @@ def test_masked_actions_get_no_probability_and_losses_stay_finite() -> None:
     for _ in range(4):
         run.collect()
         metrics = learn_from(run.algo, run.rollout, run.shuffle())
-        assert all(bool(torch.isfinite(value.float())) for value in metrics.values())
+        assert all(math.isfinite(value) for value in metrics.values())
         run.collector.open_rollout()
     assert run.algo.experience.updates == 96
     params, _ = run.policy.act(run.rollout.obs[0])

@@ -53,7 +53,7 @@ def test_rollout_is_added_as_its_steps_are(steps: int) -> None:
         terminated, truncated = torch.rand(2, *shape, generator=generator) < 0.2
         actions, rewards = torch.rand(*shape, ACTION_WIDTH, generator=generator), torch.rand(shape, generator=generator)
         rollout = actions, rewards, terminated, truncated, obs, final_obs
-        whole.add_rollout(*rollout)
+        whole.add_rollout(*(tensor.numpy() for tensor in rollout))
         for step in zip(*rollout):
             one_by_one.add(*step)
         ours, expected = whole.state_dict(), one_by_one.state_dict()

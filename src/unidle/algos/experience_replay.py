@@ -6,11 +6,11 @@ After each rollout the total number of updates is ⌊utd_ratio × (steps − lea
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Generator, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,7 +57,7 @@ class ExperienceReplay:
         if self._on_host:
             assert isinstance(recipe.batch_size, int)
             self.sampler = Prefetch(self.buffer, recipe.batch_size, device)
-        self._ended = torch.zeros(recipe.n_envs, dtype=torch.bool, device=device)  # by the last stored step
+        self._ended = torch.zeros(recipe.n_envs, dtype=torch.bool, device=buffer_device)  # by the last stored step
         self._starts = torch.zeros(recipe.n_envs, dtype=torch.bool, device=buffer_device)
         # Next observations of all steps: the final one where an episode was truncated. The last entry is a dummy.
         self._next_obs = torch.zeros(recipe.total_batch + 1, obs_bytes, dtype=torch.uint8, device=buffer_device)
@@ -86,13 +86,23 @@ class ExperienceReplay:
 
     def store(self, rollout: Rollout) -> int:
         """Store a rollout; returns how many updates are due, and counts them as done."""
+        if isinstance(self.buffer, NumpyReplay):
+            self._store_in_numpy(self.buffer, rollout)
+        else:
+            self._store(rollout)
+        self.steps += self._recipe.total_batch
+        ratio = self._utd_ratio
+        after_start = max(0, self.steps - self._first_step)
+        total = self._updates_before + after_start * ratio.numerator // ratio.denominator
+        due, self.updates = total - self.updates, total
+        return due
+
+    def _store(self, rollout: Rollout) -> None:
         stored = _copy_to_host(rollout) if self._on_host else rollout
-        self._next_obs[:-1].copy_(stored.obs[1:].flatten(0, 1))
-        if len(stored.final_at):
-            self._next_obs[stored.final_at] = stored.final_obs
+        self._set_next_obs(stored)
         # True in the first rollout, and later for environments that were restarted between two rollouts, whose episodes
         # are truncated.
-        self._starts.copy_(rollout.starts[0] & ~self._ended)
+        self._starts.copy_(stored.starts[0] & ~self._ended)
         if self._on_host:
             self._add(stored, self._tasks(rollout).to(HOST))
         else:
@@ -101,11 +111,25 @@ class ExperienceReplay:
                     "the replay buffer", lambda: self._add(rollout, self._tasks(rollout)), self.buffer.counters
                 )
             self._adds[id(rollout)]()
-        self._ended.copy_(rollout.terminated[-1] | rollout.truncated[-1])
-        self.steps += self._recipe.total_batch
-        total = self._updates_before + math.floor(self._utd_ratio * max(0, self.steps - self._first_step))
-        due, self.updates = total - self.updates, total
-        return due
+        self._ended.copy_(stored.terminated[-1] | stored.truncated[-1])
+
+    def _store_in_numpy(self, buffer: NumpyReplay, rollout: Rollout) -> None:
+        """The same on a host, where torch's overhead would exceed the work."""
+        stored = _copy_to_host(rollout) if self._on_host else rollout
+        arrays, ended = stored.arrays, self._ended.numpy()
+        next_obs = final_obs = arrays.obs[1:]
+        if len(stored.final_at):
+            self._set_next_obs(stored)
+            final_obs = self._next_obs[:-1].view(*rollout.shape, -1).numpy()
+        buffer.begin_rollout(arrays.obs[0], arrays.starts[0] & ~ended)
+        outcomes = arrays.actions, arrays.rewards, arrays.terminated, arrays.truncated
+        buffer.add_rollout(*outcomes, next_obs, final_obs)
+        np.logical_or(arrays.terminated[-1], arrays.truncated[-1], out=ended)
+
+    def _set_next_obs(self, stored: Rollout) -> None:
+        self._next_obs[:-1].copy_(stored.obs[1:].flatten(0, 1))
+        if len(stored.final_at):
+            self._next_obs[stored.final_at] = stored.final_obs
 
     def _tasks(self, rollout: Rollout) -> Tensor:
         """[T, N] tasks; empty if there is only one."""
@@ -116,10 +140,6 @@ class ExperienceReplay:
     def _add(self, rollout: Rollout, tasks: Tensor) -> None:
         self.buffer.start(rollout.obs[0], self._starts)
         next_obs = self._next_obs[:-1].view(*rollout.shape, -1)
-        if isinstance(self.buffer, NumpyReplay):
-            outcomes = rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated
-            self.buffer.add_rollout(*outcomes, rollout.obs[1:], next_obs)
-            return
         for step in range(rollout.shape[0]):
             transition = (
                 rollout.actions[step],
@@ -232,7 +252,8 @@ def _copy_to_host(rollout: Rollout) -> Rollout:
     """A copy on the host; waits for the device."""
     on_host = copy.copy(rollout)
     for name, value in vars(rollout).items():
-        setattr(on_host, name, value.to(HOST))
+        if isinstance(value, Tensor):
+            setattr(on_host, name, value.to(HOST))
     return on_host
 
 

@@ -9,6 +9,7 @@ experience_replay.py stores and schedules. This file wraps a rule: CUDA-graph ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.experience_replay import ExperienceReplay, Updates
+from unidle.algos.metrics import Metrics
 from unidle.algos.micro_batches import AfterGradient, Loss, MicroBatches
 from unidle.algos.schedules import schedules_of
 from unidle.buffers.replay import Transitions
@@ -145,8 +147,8 @@ class OffPolicy:
 
     def update_in_parts(
         self, rollout: Rollout, shuffle: torch.Generator, behaviour: object = None
-    ) -> Generator[None, None, dict[str, Tensor]]:
-        """Store `rollout` and run the updates that are due, yielding between them; returns metrics as tensors.
+    ) -> Generator[None, None, Metrics]:
+        """Store `rollout` and run the updates that are due, yielding between them; returns metrics.
 
         `behaviour` is ignored: a Q value does not depend on the policy that chose the action.
         """
@@ -154,13 +156,16 @@ class OffPolicy:
         rule.sums.zero_()
         due = yield from self.experience.store_and_update(rollout, self._updates, shuffle)
         rule.set_exploration(self._progress, warm_up=self.experience.is_warm_up)
-        metrics = dict(zip(rule.metrics, rule.sums / max(1, due))) | rule.current_metrics()
+        means = rule.sums / max(1, due)
+        metrics: Metrics = dict(zip(rule.metrics, means.tolist() if means.is_cpu else means))
+        metrics |= rule.current_metrics()
         metrics["learning_rate"] = rule.learning_rate.clone()
-        metrics["micro_batches"] = torch.full_like(rule.learning_rate, self.micro_batches.count)
+        metrics["micro_batches"] = float(self.micro_batches.count)
         # NaN and infinite values stay in a sum, which takes one pass: `isfinite` of each weight takes several.
-        metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach().sum())
-        metrics["updates"] = torch.full((), float(due), device=self._device)
-        metrics["n_updates"] = torch.full((), float(self.experience.updates), device=self._device)
+        total = self.parameters.flat.detach().sum()
+        metrics["weights_finite"] = float(math.isfinite(total)) if total.is_cpu else torch.isfinite(total)
+        metrics["updates"] = float(due)
+        metrics["n_updates"] = float(self.experience.updates)
         return metrics
 
     def update(self, generator: torch.Generator, phase: int = 0) -> None:

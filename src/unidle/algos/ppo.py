@@ -25,6 +25,7 @@ from torch import Tensor
 from unidle.algos.evaluation import sequences
 from unidle.algos.experience_replay import ExperienceReplay
 from unidle.algos.member_settings import per_member
+from unidle.algos.metrics import Metrics
 from unidle.algos.micro_batches import AfterGradient, Loss
 from unidle.algos.run_to_end import run_to_end
 from unidle.algos.schedules import schedules_of
@@ -146,7 +147,7 @@ class PPO:
 
     # -- one iteration -------------------------------------------------------------------------------------------------
 
-    def update(self, rollout: Rollout, progress: float, shuffle: torch.Generator) -> dict[str, Tensor]:
+    def update(self, rollout: Rollout, progress: float, shuffle: torch.Generator) -> Metrics:
         """`update_in_parts` at `progress`, without pauses."""
         self.set_progress(progress)
         return run_to_end(self.update_in_parts(rollout, shuffle))
@@ -158,10 +159,10 @@ class PPO:
 
     def update_in_parts(
         self, rollout: Rollout, shuffle: torch.Generator, behaviour: ActorCritic | None = None
-    ) -> Generator[None, None, dict[str, Tensor]]:
+    ) -> Generator[None, None, Metrics]:
         """Learn from `rollout`, yielding between parts of the work, so that inference can run in between.
 
-        `behaviour` is the policy that acted, if it is not the current one. Returns metrics as tensors.
+        `behaviour` is the policy that acted, if it is not the current one. Returns metrics.
         """
         counters = self.counters
         counters.zero_()
@@ -284,10 +285,10 @@ class PPO:
             counters.minibatches.add_(1.0 - counters.stopped)
         self.optimiser.step(skip=counters.stopped if may_stop else None)
 
-    def _metrics(self, batch: Batch) -> dict[str, Tensor]:
+    def _metrics(self, batch: Batch) -> Metrics:
         counters = self.counters
         means = counters.sums / counters.minibatches.clamp(min=1).unsqueeze(1)
-        metrics = dict(zip(_METRICS, means.unbind(1)))  # [member] each
+        metrics: Metrics = dict(zip(_METRICS, means.unbind(1)))  # [member] each
         metrics["explained_variance"] = explained_variance(batch.values, batch.returns)
         metrics["learning_rate"] = self.learning_rate.clone()
         metrics["clip_range"] = self.clip_range.clone()

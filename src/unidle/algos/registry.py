@@ -13,6 +13,7 @@ from torch import Tensor
 from unidle.algos.capturing import Capturer
 from unidle.algos.dqn import DQN
 from unidle.algos.experience_replay import ExperienceReplay
+from unidle.algos.metrics import Metrics
 from unidle.algos.micro_batches import AfterGradient
 from unidle.algos.off_policy import OffPolicy
 from unidle.algos.off_policy_numpy import choose_dqn_gradient, choose_sac_gradients, choose_td3_gradients
@@ -52,8 +53,8 @@ class Algorithm(Protocol):
 
     def update_in_parts(
         self, rollout: Rollout, shuffle: torch.Generator, behaviour: Any = None
-    ) -> Generator[None, None, dict[str, Tensor]]:
-        """Learn from `rollout`, yielding between parts of the work; returns metrics as tensors.
+    ) -> Generator[None, None, Metrics]:
+        """Learn from `rollout`, yielding between parts of the work; returns metrics.
 
         `behaviour` is the policy that acted, if it is not the current one.
         """

@@ -27,15 +27,19 @@ class NumpyReplay(Replay):
 
     def start(self, obs: Tensor, restarted: Tensor | None = None) -> None:
         """As `Replay.start`."""
-        marked = np.ones(self.n_envs, np.bool_) if restarted is None else restarted.numpy()
-        last = self._after(self._cursor, -1)
-        is_open = self._has_transition[last] & marked
-        self._ended[last] |= marked
+        self.begin_rollout(obs.numpy(), np.ones(self.n_envs, np.bool_) if restarted is None else restarted.numpy())
+
+    def begin_rollout(self, obs: np.ndarray, restarted: np.ndarray) -> None:
+        """`start`, with arrays."""
         here = self._cursor
-        here[:] = self._after(here, is_open)
-        self._n_overwritten += self._has_transition[here]
-        self._has_transition[here] = False
-        self._obs[here] = obs.numpy().view(np.int64)
+        if np.count_nonzero(restarted):
+            last = self._after(here, -1)
+            is_open = self._has_transition[last] & restarted
+            self._ended[last] |= restarted
+            here[:] = self._after(here, is_open)
+            self._n_overwritten += self._has_transition[here]
+            self._has_transition[here] = False
+        self._obs[here] = obs.view(np.int64)
 
     def add(
         self,
@@ -48,45 +52,46 @@ class NumpyReplay(Replay):
     ) -> None:
         """As `Replay.add`."""
         step = (actions, rewards, terminated, truncated, next_obs, final_obs)
-        self.add_rollout(*(tensor.unsqueeze(0) for tensor in step))
+        self.add_rollout(*(tensor.numpy()[np.newaxis] for tensor in step))
 
     def add_rollout(
         self,
-        actions: Tensor,
-        rewards: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        next_obs: Tensor,
-        final_obs: Tensor,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        next_obs: np.ndarray,
+        final_obs: np.ndarray,
     ) -> None:
         """Add the steps of a rollout, [T, N, ..] each, as one call of `add` for each step would."""
-        n_steps, is_terminated = len(rewards), terminated.numpy()
-        ended = is_terminated | truncated.numpy()
-        n_cells = np.cumsum(1 + ended, 0)  # [T, N] until the cell that each step opens
-        if n_cells[-1].max() >= self._ring_size:  # its last cells overwrite its first ones
+        n_steps, ended = len(rewards), terminated | truncated
+        n_cells = np.add.accumulate(1 + ended, 0)  # [T, N] until the cell that each step opens
+        if 2 * n_steps >= self._ring_size and n_cells[-1].max() >= self._ring_size:  # it would overwrite itself
             half = n_steps // 2
-            tensors = actions, rewards, terminated, truncated, next_obs, final_obs
-            self.add_rollout(*(tensor[:half] for tensor in tensors))
-            self.add_rollout(*(tensor[half:] for tensor in tensors))
+            arrays = actions, rewards, terminated, truncated, next_obs, final_obs
+            self.add_rollout(*(array[:half] for array in arrays))
+            self.add_rollout(*(array[half:] for array in arrays))
             return
         opened = self._after(self._cursor, n_cells)
         here = np.concatenate((self._cursor[None], opened[:-1]))
         numbers = self._n_added + np.arange(n_steps)[:, None]
         self._order[numbers % self._ring_size * self.n_envs + self._envs] = here
         self._n_added += n_steps
-        self._n_overwritten += np.count_nonzero(self._has_transition[opened], 0)
-        self._has_transition[opened] = False
+        overwritten = self._has_transition[opened]
+        if np.count_nonzero(overwritten):
+            self._n_overwritten += np.count_nonzero(overwritten, 0)
+            self._has_transition[opened] = False
         if np.count_nonzero(ended):
             final = self._after(here)
             self._n_overwritten += np.count_nonzero(self._has_transition[final] & ended, 0)
             self._has_transition[final[ended]] = False
-            self._obs[final[ended]] = final_obs.numpy()[ended].view(np.int64)
-        self._actions[here] = actions.numpy()
-        self._rewards[here] = rewards.numpy()
-        self._terminated[here] = is_terminated
+            self._obs[final[ended]] = final_obs[ended].view(np.int64)
+        self._actions[here] = actions
+        self._rewards[here] = rewards
+        self._terminated[here] = terminated
         self._ended[here] = ended
         self._has_transition[here] = True
-        self._obs[opened] = next_obs.numpy().view(np.int64)
+        self._obs[opened] = next_obs.view(np.int64)
         self._cursor[:] = opened[-1]
 
     def _after(self, cells: np.ndarray, steps: np.ndarray | int = 1) -> np.ndarray:
@@ -96,11 +101,11 @@ class NumpyReplay(Replay):
     def sample_cells(self, batch_size: int, generator: torch.Generator) -> Tensor:
         """As `Replay.sample_cells`, from the same random numbers."""
         n_stored = self._n_added - self._n_overwritten
-        cumulative = np.cumsum(n_stored)
+        cumulative = np.add.accumulate(n_stored)
         draws = torch.rand(batch_size, dtype=torch.float64, generator=generator).numpy()
         pick = np.minimum((draws * cumulative[-1]).astype(np.int64), cumulative[-1] - 1)
         np.maximum(pick, 0, out=pick)
-        env = np.minimum(np.searchsorted(cumulative, pick, "right"), self.n_envs - 1)
+        env = np.minimum(cumulative.searchsorted(pick, "right"), self.n_envs - 1)
         number = (self._n_overwritten - (cumulative - n_stored))[env] + pick
         return torch.from_numpy(self._order[number % self._ring_size * self.n_envs + env].astype(np.int64))
 

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RolloutArrays:
+    """NumPy views of a rollout on a host; kept, because for a few steps creating a view takes longer than using it."""
+
+    obs: np.ndarray
+    starts: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
 
 
 class Rollout:
@@ -34,3 +50,9 @@ class Rollout:
     def shape(self) -> tuple[int, int]:
         """(T, N)"""
         return self.rewards.shape[0], self.rewards.shape[1]
+
+    @cached_property
+    def arrays(self) -> RolloutArrays:
+        """Its tensors as arrays, if it is on a host."""
+        tensors = self.obs, self.starts, self.actions, self.rewards, self.terminated, self.truncated
+        return RolloutArrays(*(tensor.numpy() for tensor in tensors))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from unidle.timeline import Timeline
+from unidle.timeline import PHASES, Timeline
+
+_NAMES = [f"time/{phase}" for phase in PHASES]
 
 
 class RunClock:
@@ -35,7 +37,7 @@ class RunClock:
 
     def record(self) -> dict[str, float]:
         """Total and seconds by phase, as metrics of a record."""
-        return {"wall": self.wall(), **{f"time/{name}": seconds for name, seconds in self.seconds().items()}}
+        return {"wall": self.wall(), **dict(zip(_NAMES, self.seconds().values()))}
 
     def resume(self, wall: float, seconds: dict[str, float]) -> None:
         """Continue from a checkpoint's times."""

@@ -57,8 +57,7 @@ class SliceSchedule:
         self._n_steps, self.n_slots, self._n_slices = n_steps, n_slots, len(bounds)
         self.slices = np.repeat(np.arange(len(bounds)), np.diff(bounds)[:, 0])  # [env] → its slice
         self.rollout = [0] * len(bounds)  # [slice] the rollout it is in
-        self.slots = np.zeros(len(bounds), np.int64)  # [slice] the slot of that rollout
-        self.step = np.zeros(len(bounds), np.int64)  # [slice] steps it has taken there
+        self.step = [0] * len(bounds)  # [slice] steps it has taken there
         self.oldest, self.newest = 0, -1  # open rollouts: the next one to be learned from, and the last one to open
         self.n_rollouts: float = float("inf")  # of the whole run: no environment acts in a later one
         self.waiting: list[int] = []  # slices whose observations wait for actions
@@ -93,6 +92,8 @@ class SliceSchedule:
 
     def by_rollout(self, slices: list[int]) -> list[tuple[int, list[int]]]:
         """These slices grouped by the rollout they are in, the oldest first; fast for the usual single group."""
+        if len(slices) == 1:
+            return [(self.rollout[slices[0]], slices)]
         rollouts = set(map(self.rollout.__getitem__, slices))
         if len(rollouts) == 1:
             return [(rollouts.pop(), slices)]
@@ -100,24 +101,23 @@ class SliceSchedule:
 
     def take_step(self, slices: Sequence[int]) -> list[int]:
         """Count one more step of these slices; returns those that have now finished their rollout."""
-        self.step[slices] += 1
-        return np.flatnonzero(self.step == self._n_steps).tolist() if self.step.max() == self._n_steps else []
+        for index in slices:
+            self.step[index] += 1
+        return [index for index in slices if self.step[index] == self._n_steps]
 
     def enter_next_rollout(self, index: int) -> None:
         """Move a slice that finished its rollout on to the next one."""
         self.rollout[index] += 1
-        self.slots[index] = self.slot(index)
         self.step[index] = 0
 
     def is_at_boundary(self) -> bool:
         """Whether no slice has taken a step beyond the last finished rollout, nor is taking one."""
-        are_idle = len(self.parked) + len(self.waiting) == self._n_slices and not self.step.any()
+        are_idle = len(self.parked) + len(self.waiting) == self._n_slices and not any(self.step)
         return are_idle and all(rollout == self.oldest for rollout in self.rollout)
 
     def restart_at(self, rollout: int) -> None:
         """Resume with every slice at the beginning of `rollout`."""
         self.rollout = [rollout] * self._n_slices
-        self.slots[:] = rollout % self.n_slots
         self.oldest, self.newest = rollout, rollout - 1
 
 

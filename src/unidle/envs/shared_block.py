@@ -100,6 +100,8 @@ class SharedBlock:
 
     def request_counts(self) -> dict[str, int]:
         """All HTTP requests so far, by outcome; empty if the environments make none."""
+        if not np.count_nonzero(self.requests):
+            return {}
         counts = self.requests.sum(0).tolist()
         return {kind: count for kind, count in zip(OUTCOMES, counts) if count}
 

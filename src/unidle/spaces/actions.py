@@ -114,8 +114,11 @@ class ActionLayout:
         return rebuild(self.space, {part.path: _decode_part(part, row) for part in self.parts})
 
     def decoder(self) -> Callable[[np.ndarray], Any]:
-        """`decode`, or a plain copy where that is enough: finding out the kind of space costs more than the copy."""
+        """`decode`, or what is enough for common spaces: finding out the kind of space would cost more."""
         part = self.parts[0]
+        if isinstance(part.space, spaces.Discrete) and not part.path:
+            start, as_integer = part.space.start, part.space.dtype.type
+            return lambda row: start + as_integer(row[0])
         if part.path or part.bins is not None or not isinstance(part.space, spaces.Box):
             return self.decode
         if part.space.dtype != np.float32 or len(part.space.shape) != 1:

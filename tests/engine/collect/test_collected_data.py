@@ -541,7 +541,7 @@ def test_step_completed_before_worker_death_is_kept_and_truncated(
     recv, flags, killed = pool.recv, pool._signals.flags, []
 
     def recv_after_worker_death(at_least: int, seconds: float | None = None) -> list[int]:
-        if not killed and run.collector.schedule.step.tolist() == [4, 4]:
+        if not killed and run.collector.schedule.step == [4, 4]:
             while flags[0] != DONE:
                 time.sleep(0.001)
             kill(pool, 0)
@@ -627,7 +627,7 @@ def test_checkpoint_with_pending_retry_restores_end_of_rollout(kind: type[Echo])
         rollout = run.collector.finish().rollout
         while not run.collector.faults.retry:
             run.collector.poll()
-        assert run.collector.schedule.step.tolist() == [0]
+        assert run.collector.schedule.step == [0]
         again.collector.load_state_dict(save_and_load(run.collector.state_dict()))
         for number in range(3):
             for index, checker in enumerate(checkers):

@@ -39,8 +39,9 @@ class Boundary:
 
     def advance(self, staging: Staging, states: Tensor) -> None:
         """Move the boundary to the end of a rollout that was just uploaded; `states` are those after its last step."""
-        for env in np.flatnonzero(staging.starts[0]):
-            self.log.restart(int(env))  # usually done already, but not after a fault
+        if np.count_nonzero(staging.starts[0]):
+            for env in np.flatnonzero(staging.starts[0]):
+                self.log.restart(int(env))  # usually done already, but not after a fault
         self.log.extend(staging.actions, staging.rewards, staging.starts[1:])
         self.obs, self.episode = staging.last_obs.copy(), staging.last_episode.copy()
         self.starts, self.states = staging.starts[-1].copy(), states.clone()

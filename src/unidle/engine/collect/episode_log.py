@@ -30,7 +30,7 @@ class EpisodeLog:
     def extend(self, actions: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
         """Add T steps: actions [T, N, width] as the environments received them, rewards and episode ends [T, N]."""
         steps, stored = len(actions), np.concatenate([actions, rewards[..., np.newaxis]], 2, dtype=np.float32)
-        has_ended = np.any(ended, 0)
+        has_ended = np.logical_or.reduce(ended, 0)
         if np.count_nonzero(has_ended):
             last_end = steps - 1 - ended[::-1].argmax(0)  # [N] meaningful where an episode ended
             self._begin[has_ended] = self._end + last_end[has_ended] + 1
@@ -39,7 +39,8 @@ class EpisodeLog:
         self._end += steps
         if len(self._rollouts) * stored.nbytes > _MAX_BYTES:
             self._too_long |= self._begin < self._first + len(self._rollouts[0])
-        self._begin[self._too_long] = self._end
+        if np.count_nonzero(self._too_long):
+            self._begin[self._too_long] = self._end
         for env in [env for env in self._before if has_ended[env] or self._too_long[env]]:
             del self._before[env]
         while self._rollouts and self._first + len(self._rollouts[0]) <= self._begin.min():

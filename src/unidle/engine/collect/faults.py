@@ -56,7 +56,7 @@ class FaultHandler:
         envs.restarted.clear()
         stepped = []
         for index in slices:
-            slot, step = self._slots[schedule.slot(index)], int(schedule.step[index])
+            slot, step = self._slots[schedule.slot(index)], schedule.step[index]
             every_env = np.arange(*envs.bounds[index])
             waited_for = self.retry.pop(index, every_env)
             block.skip[every_env] = False
@@ -119,7 +119,7 @@ class FaultHandler:
     def _end_restarted(self, env: int) -> None:
         """End the trajectory of `env`, which was restarted while it waited, with its last step."""
         index = self._schedule.slice_of(env)
-        step = int(self._schedule.step[index]) - 1
+        step = self._schedule.step[index] - 1
         if index in self.retry and env not in self.retry[index]:
             step += 1  # its step is stored already: it waited for other environments of its slice
         self._truncate(env, step, self._envs.block.final_obs[env])

@@ -187,7 +187,7 @@ class HostCollector:
     def _loop_steps(self, loop: StepLoop, seconds: float) -> Turns[bool]:
         """Let the loop step for about so long; returns whether the next step needs Python."""
         self._flush()
-        loop.begin(self.schedule.oldest % len(self._slots), self._sent_ns, records=self._timeline.is_recording)
+        loop.begin(self._sent_ns, records=self._timeline.is_recording)
         if self._is_alone:
             loop.run(seconds)
         else:
@@ -254,17 +254,17 @@ class HostCollector:
         """[step, env] of each slice's current observation."""
         step, retry = self.schedule.step, self.faults.retry
         if not retry:  # basic slices where possible: faster than gather and scatter
-            first = int(step[slices[0]])
+            first = step[slices[0]]
             if len(slices) == 1:
                 return first, slice(*self.envs.bounds[slices[0]])
-            if len(slices) == len(self._indices) and (step == first).all():
+            if len(slices) == len(self._indices) and step.count(first) == len(step):
                 return first, slice(0, self.envs.n_envs)
             if slices != self._latest[0]:  # usually the slices that were just received
                 self._latest = slices, np.concatenate([self._indices[index] for index in slices])
             envs = self._latest[1]
         else:
             envs = np.concatenate([retry.get(index, self._indices[index]) for index in slices])
-        return step[self.schedule.slices[envs]], envs
+        return np.array(step)[self.schedule.slices[envs]], envs
 
     def _act(self, slices: list[int]) -> Turns[None]:
         """Infer and send actions for these slices, which are in the same rollout; store outcomes meanwhile."""

@@ -93,6 +93,7 @@ class Inference:
         if not self._on_gpu:
             self._obs_in, self._starts_in = self._block_obs, self._starts
             self._out, self._is_staged = self._staged, True
+            self._staged_actions = self._staged.numpy()
             self._numpy_unsupported = acting_unsupported(policy, n_envs)
             if self._numpy_unsupported is None:
                 self._numpy_actor = self._new_numpy_actor()
@@ -100,6 +101,7 @@ class Inference:
         self._positions = self._positions.pin_memory()
         self._starts = self._starts.pin_memory()
         self._staged = self._staged.pin_memory()
+        self._staged_actions = self._staged.numpy()
         self._obs_in = torch.zeros_like(self._block_obs, device=device)
         self._positions_in = torch.full((n_envs,), steps, device=device)
         self._starts_in = torch.zeros(n_envs, dtype=torch.bool, device=device)
@@ -242,7 +244,7 @@ class Inference:
             if self._pending is self._timed_done:
                 self.device_ns = round(1e6 * self._timed_start.elapsed_time(self._timed_done))
         if self._is_staged:
-            self._block.actions[where[1]] = self._staged.numpy()[where[1]]
+            self._block.actions[where[1]] = self._staged_actions[where[1]]
 
     def _infer_on_cpu(self, where: StepEnvIndex) -> None:
         n_envs = len(self._block.obs)

@@ -22,6 +22,7 @@ class RolloutNoise:
         like = rollout.actions_and_trash
         # Not zeros_like, which imports sympy on the meta device: that takes a third of a second.
         self.steps = torch.zeros(like.shape, dtype=like.dtype, device=like.device)  # [time + 1, env, heads + reals]
+        self._shape, self._steps = (n_steps, n_envs), self.steps[:-1]
         self._interval = min(distribution.real.matrix_steps or n_steps, n_steps)
         n_matrices = n_steps // self._interval + 1 if distribution.n_matrix else 0
         self.matrices = self.steps.new_zeros(n_matrices, n_envs, distribution.n_matrix)
@@ -30,8 +31,8 @@ class RolloutNoise:
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw the noise of a rollout, in place."""
-        self.steps[:-1].copy_(self._distribution.noise((len(self.steps) - 1, self.steps.shape[1]), generator))
-        if len(self.matrices):
+        self._steps.copy_(self._distribution.noise(self._shape, generator))
+        if self._distribution.n_matrix:
             self.matrices.copy_(self._distribution.matrices(tuple(self.matrices.shape[:2]), generator))
 
     def at(self, index: tuple[int] | tuple[Tensor] | tuple[Tensor, Tensor]) -> Tensor:

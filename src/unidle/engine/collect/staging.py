@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unidle.buffers.rollout import Rollout
+from unidle.buffers.rollout import Rollout, RolloutArrays
 from unidle.engine.collect.inference import StepEnvIndex
 from unidle.envs.shared_block import EPISODE_ENDED, SUCCEEDED, SharedBlock, unpack_step_words
 
@@ -18,12 +18,14 @@ class Staging:
         (steps, n_envs), width = rollout.shape, rollout.actions.shape[2]
         self._pinned = rollout.obs.is_cuda
         self._n_envs = n_envs
+        self._no_finals = rollout.final_obs, rollout.final_at  # empty
         self.outcomes = self._zeros((steps, n_envs), torch.int64)  # reward, terminated, truncated: as in the block
         self.rewards, self.terminated, self.truncated = unpack_step_words(self.outcomes)
         self.starts = self._zeros((steps + 1, n_envs), torch.bool)  # computed by `upload`
         self.last_obs = self._zeros(rollout.obs.shape[1:], torch.uint8)  # the observations after the last step
         self.last_episode = np.zeros(n_envs, np.int64)  # index of the episode that is then open
         self.actions = np.zeros((steps, n_envs, width), np.float32)  # as the environments received them
+        self._arrays = None if rollout.obs.is_cuda else rollout.arrays
         self.clear()
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray:
@@ -71,20 +73,33 @@ class Staging:
         """Copy everything to the device; `starts` [N] marks environments whose first step starts an episode."""
         self.starts[0] = starts
         np.logical_or(self.terminated, self.truncated, out=self.starts[1:])
+        if self._arrays is None:
+            self._upload_to_gpu(rollout)
+        else:
+            self._copy_to(self._arrays)
+        if not self.final_at:
+            rollout.final_obs, rollout.final_at = self._no_finals
+            return
+        final_obs, final_at = np.concatenate(self.final_obs), np.concatenate(self.final_at)
+        # Sorted by (time, env), so that the order in which slices became ready has no effect.
+        order = np.argsort(final_at)
+        rollout.final_obs = self._to(rollout.obs.device, final_obs[order])
+        rollout.final_at = self._to(rollout.obs.device, final_at[order])
+
+    def _upload_to_gpu(self, rollout: Rollout) -> None:
         for tensor, staged in ((rollout.starts, self.starts), (rollout.obs[-1], self.last_obs)):
             tensor.copy_(torch.from_numpy(staged), non_blocking=True)
         outcomes = torch.from_numpy(self.outcomes).to(rollout.obs.device, non_blocking=True)
         rollout.rewards.copy_(outcomes.view(torch.float32)[:, ::2])
         rollout.terminated.copy_(outcomes.view(torch.uint8)[:, 4::8])
         rollout.truncated.copy_(outcomes.view(torch.uint8)[:, 5::8])
-        final_obs, final_at = self.last_obs[:0], np.zeros(0, np.int64)
-        if self.final_at:
-            final_obs, final_at = np.concatenate(self.final_obs), np.concatenate(self.final_at)
-            # Sorted by (time, env), so that the order in which slices became ready has no effect.
-            order = np.argsort(final_at)
-            final_obs, final_at = final_obs[order], final_at[order]
-        rollout.final_obs = self._to(rollout.obs.device, final_obs)
-        rollout.final_at = self._to(rollout.obs.device, final_at)
+
+    def _copy_to(self, arrays: RolloutArrays) -> None:
+        arrays.starts[:] = self.starts
+        arrays.obs[-1] = self.last_obs
+        arrays.rewards[:] = self.rewards
+        arrays.terminated[:] = self.terminated
+        arrays.truncated[:] = self.truncated
 
     def _to(self, device: torch.device, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)

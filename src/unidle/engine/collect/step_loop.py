@@ -157,7 +157,9 @@ class StepLoop:
         self._intervals = np.zeros((_INTERVALS, 2), np.int64)
         bells = (_Bell * n_slices)(*(_Bell(*wake_up) for wake_up in envs.wake_ups()))
         own = (_Slot * len(slots))(*(_slot(slot, graph) for slot, graph in zip(slots, graphs)))
-        self._kept = (envs, schedule, slots, launcher, bounds, ready, bells, own)  # pointers lead into these
+        self._schedule, self._n_slots = schedule, len(slots)
+        self._steps, self._slot_of = np.zeros(n_slices, np.int64), np.zeros(n_slices, np.int64)  # [slice]
+        self._kept = (envs, slots, launcher, bounds, ready, bells, own)  # pointers lead into these
         self._lane = _Lane(
             n_slices=n_slices,
             n_envs=n_envs,
@@ -169,8 +171,8 @@ class StepLoop:
             flags=envs.flags.ctypes.data,
             flag_stride=envs.flags.strides[0],
             bells=ctypes.addressof(bells),
-            step=schedule.step.ctypes.data,
-            slot=schedule.slots.ctypes.data,
+            step=self._steps.ctypes.data,
+            slot=self._slot_of.ctypes.data,
             outcomes=block.step_words.ctypes.data,
             actions=block.actions.ctypes.data,
             slots=ctypes.addressof(own),
@@ -191,14 +193,23 @@ class StepLoop:
 
     # -- one turn ------------------------------------------------------------------------------------------------------
 
-    def begin(self, oldest_slot: int, sent_ns: int, *, records: bool) -> None:
+    def begin(self, sent_ns: int, *, records: bool) -> None:
         """Hand the environments over to `run` or `step_all`, until `end`; Python last sent actions at `sent_ns`.
 
         `records`: each inference, not only how long all of them took.
         """
-        lane = self._lane
+        lane, schedule = self._lane, self._schedule
+        self._steps[:] = schedule.step
+        if self._n_slots > 1:
+            self._slot_of[:] = [rollout % self._n_slots for rollout in schedule.rollout]
         lane.capacity = _INTERVALS if records else 0
-        lane.first_slot, lane.was_split, lane.n_acts, lane.n_intervals, lane.inference_ns = oldest_slot, 0, 0, 0, 0
+        lane.first_slot, lane.was_split, lane.n_acts, lane.n_intervals, lane.inference_ns = (
+            schedule.oldest % self._n_slots,
+            0,
+            0,
+            0,
+            0,
+        )
         lane.since, lane.state = max(lane.since, sent_ns), _STEPPING
 
     def run(self, seconds: float) -> None:
@@ -221,6 +232,7 @@ class StepLoop:
         if lane.error:
             raise RuntimeError(f"CUDA error {lane.error} while actions were inferred")
         lane.state = _NEEDS_PYTHON
+        self._schedule.step[:] = self._steps.tolist()
         return LoopTimes(lane.n_acts, lane.inference_ns, self._intervals[: lane.n_intervals].tolist())
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from unidle.algos.capturing import Capturer, no_capture
+from unidle.algos.metrics import stacked
 from unidle.algos.registry import ALGORITHMS, Algorithm
 from unidle.algos.run_to_end import run_to_end
 from unidle.config import Recipe
 from unidle.engine.collect.device import NODES_PER_STEP, DeviceCollector
 from unidle.engine.learn.finite import NonFinite, all_finite
-from unidle.engine.learn.learner import stacked
 from unidle.engine.turns import Turns
 from unidle.envs.device.device_env import DeviceEnv, traits_of
 from unidle.rng import NOISE, SHUFFLE, reseed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,11 @@ class NonFinite:
 
 def all_finite(encoder: Encoder, rollout: Rollout) -> Tensor:
     """[T, N] whether every value that a step returned is finite."""
-    finite = encoder.all_finite(rollout.obs[1:]) & torch.isfinite(rollout.rewards)
+    finite = encoder.all_finite(rollout.obs[1:])
+    if rollout.rewards.is_cpu:  # torch takes several times as long for a few numbers
+        finite &= torch.from_numpy(np.isfinite(rollout.rewards.numpy()))
+    else:
+        finite &= torch.isfinite(rollout.rewards)
     if not len(rollout.final_at):
         return finite
     # Where an episode was truncated, the step returned its true final observation, not the one in `obs`.
@@ -64,7 +69,7 @@ def why_not_finite(
 
 def _diverged(metrics: dict[str, float]) -> str | None:
     """The names of metrics that are NaN or infinite after an update, or "a weight"; None if everything is finite."""
-    names = [name for name, value in metrics.items() if not np.isfinite(value) and name != "explained_variance"]
+    names = [name for name, value in metrics.items() if not math.isfinite(value) and name != "explained_variance"]
     if names or not metrics["weights_finite"]:
         return ", ".join(names) or "a weight"
     return None

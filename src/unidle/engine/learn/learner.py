@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import torch
-from torch import Tensor
 
+from unidle.algos.metrics import Metrics, stacked
 from unidle.algos.registry import Algorithm
 from unidle.engine.collect.rollout_slot import FinishedRollout, RolloutSlot
 from unidle.engine.learn.finite import all_finite
@@ -17,7 +17,7 @@ from unidle.timeline import LEARN, DeviceClock, Timeline
 
 # Parts of an update in the GPU's queue at a time: enough that it never runs empty, few enough not to block launches.
 _QUEUE_LENGTH = 3
-_Update = Generator[None, None, dict[str, Tensor]]
+_Update = Generator[None, None, Metrics]
 
 
 class Learner:
@@ -52,7 +52,7 @@ class Learner:
         try:
             self._clock.launch(LEARN, lambda: next(update)) if self._clock else next(update)
         except StopIteration as end:
-            metrics: dict[str, Tensor] = end.value
+            metrics: Metrics = end.value
             self._names = list(metrics)
             values = stacked(metrics)
             if self._done is None:
@@ -83,10 +83,3 @@ class Learner:
         if self._clock is not None:
             self._clock.read()
         return dict(zip(self._names, self._values.tolist()))
-
-
-def stacked(metrics: dict[str, Tensor]) -> Tensor:
-    """[metric] the values of metrics that are tensors with one element (one member)."""
-    if all(value.is_cpu for value in metrics.values()):  # the same, in a third of the time
-        return torch.tensor([value.detach().item() for value in metrics.values()], dtype=torch.float32)
-    return torch.cat([value.detach().float().view(1) for value in metrics.values()])

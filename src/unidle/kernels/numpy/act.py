@@ -148,7 +148,7 @@ class EpsilonGreedySample:
             action[:, head] = y[:, start : start + categories].argmax(1)
             start += categories
         explores = noise < self.epsilon
-        if explores.any():
+        if np.count_nonzero(explores):
             random = np.empty_like(noise)
             _categories(_all_equal(y), self.nvec, noise / np.maximum(self.epsilon, 1e-9), random)
             np.copyto(action, random, where=explores)

@@ -5,6 +5,8 @@ The choice depends on shapes only, never on timing or memory alignment, so that 
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 
@@ -19,8 +21,18 @@ _MIN_ONEDNN_PRODUCT, _MIN_ONEDNN_WIDTH = 1 << 20, 16
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+@cache
+def _is_small(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    """Whether `product` is NumPy's alone for arrays of these shapes; cached, because deciding it takes as long."""
+    (rows, inner), columns = left, right[1]
+    limit = _MAX_VECTOR_PRODUCT if rows == 1 or columns == 1 else _MAX_MATRIX_PRODUCT
+    return inner > 1 and rows * columns <= MAX_NUMPY_SIZE and rows * inner * columns <= limit
+
+
 def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """The matrix product left · right."""
+    if _is_small(left.shape, right.shape):
+        return np.matmul(left, right, out=out)
     rows, columns = len(left), right.shape[1]
     is_small = rows * columns <= MAX_NUMPY_SIZE
     if len(right) == 1 and is_small:
@@ -44,6 +56,10 @@ def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """X · weightᵀ + bias."""
     y: np.ndarray
+    if _is_small(x.shape, weight.T.shape):
+        y = np.matmul(x, weight.T)
+        y += bias
+        return y
     if _suits_onednn(len(x), weight.shape[1], len(weight)):
         y = _onednn(x, weight, bias).numpy()
         return y

@@ -53,5 +53,8 @@ class FlatParameters:
     def clip_(self, max_norm: Tensor) -> Tensor:
         """Clip the norm of each member's gradient to `max_norm` [member]; returns the norms before clipping."""
         norms = torch.linalg.vector_norm(self.grad, dim=1)
-        self.grad.mul_((max_norm / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1))
+        largest = norms + 1e-6
+        if norms.is_cpu and len(norms) == 1 and largest <= max_norm:  # all factors would be 1
+            return norms
+        self.grad.mul_((max_norm / largest).clamp(max=1.0).unsqueeze(1))
         return norms

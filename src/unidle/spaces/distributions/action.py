@@ -119,6 +119,8 @@ class ActionDistribution(nn.Module):
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Noise of single steps, [*shape, heads + reals], drawn on the generator's device."""
         uniform = torch.rand((*shape, self.heads), generator=generator, device=generator.device)
+        if not self.reals:
+            return uniform
         normal = torch.randn((*shape, self.reals), generator=generator, device=generator.device)
         return torch.cat([uniform, normal], -1)
 
