@@ -134,7 +134,7 @@ def refuse_second_run(folder: Path) -> None:
     if any(os.path.exists(folder / name) for name in names):  # False if the path is too long
         shown = display_path(folder)
         raise UsageError(
-            f"There is already a run in {shown}; resume it with --resume {shown}, or choose another --run-name."
+            f"There is already a run in {shown}; choose another --run-name, or resume it: unidle train --resume {shown}."
         )
 
 
