@@ -158,7 +158,8 @@ class GroupDisplay:
 
     def _totals(self, now: float) -> list[str]:
         members = self._members.values()
-        steps, total, rate = sum(m.step for m in members), sum(m.total for m in members), self._rate
+        steps, rate = sum(m.step for m in members), self._rate
+        total = max(1, sum(m.step if m.state == "failed" else m.total for m in members))  # a failed run goes no further
         left = f"{duration((total - steps) / rate)} left" if rate and steps < total else None
         parts = [
             f"{min(100, 100 * steps // total)} %",
