@@ -8,7 +8,7 @@ INSTALL = $(BIN)/pip install --quiet --require-hashes --only-binary :all: --no-d
 EDITABLE = $(BIN)/pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 NEEDS_CUDA = $(BIN)/python -c 'from importlib.metadata import requires; exit("nvidia" not in str(requires("torch")))'
 
-.PHONY: setup demo test lint format docs figures lock
+.PHONY: setup demo test lint format docs figures reference lock
 
 setup: $(VENV)/installed
 
@@ -58,6 +58,10 @@ docs: setup
 # After a benchmark: the tables and figures of README.md and docs/ from benchmarks/results/.
 figures: setup
 	$(BIN)/python tools/figures.py
+
+# After a change of flags, settings or docstrings: the reference pages in docs/, from the code.
+reference: setup
+	$(BIN)/python tools/reference.py
 
 lock: setup
 	$(BIN)/python tools/lock.py $(UPGRADE)

@@ -569,13 +569,42 @@ def test_quiet_hides_progress_but_not_messages(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == ("", "All 96 steps are done; raise --timesteps to train further.\n")
 
 
+def test_quiet_hides_remarks_but_not_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    small = {name: value for name, value in SMALL.items() if name != "net_arch"}
+    unidle.train(Choice, **{**small, "preset": None, "network_arch": (8,)})
+    assert capsys.readouterr().err == "`network_arch` is now `net_arch`; using it.\n"
+
+
+def test_resume_of_finished_run_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    run = train()
+    before = (run.path / "config.yaml").read_bytes()
+    again = unidle.resume(run.path, learning_rate=1e-5, eval_every=16, quiet=True)
+    assert "The settings that you changed are not used." in capsys.readouterr().err
+    assert (run.path / "config.yaml").read_bytes() == before
+    assert not (run.path / "changes.jsonl").exists()
+    assert again.config == run.config
+    longer = unidle.resume(run.path, timesteps=160, quiet=True)
+    assert equal_weights(weights(longer), weights(train(timesteps=160, run_name="whole")))
+
+
+def test_resume_after_reached_target_changes_nothing() -> None:
+    run = train(target_return=-1e9)
+    before = (run.path / "config.yaml").read_bytes()
+    unidle.resume(run.path, learning_rate=1e-5, quiet=True)
+    assert (run.path / "config.yaml").read_bytes() == before
+
+
 def test_summary_matches_records() -> None:
     run = train()
     summary, last = run.summary(), iterations(run)[-1]
     assert summary["wall_seconds"] >= last["wall"]
     assert summary["steps_per_second"] == 96 / last["wall"]
     assert summary["training_return"] == last["rollout/return_mean"]
-    assert summary["seconds"] == {part: last[f"time/{part}"] for part in PHASES}
+    end = run.records[-1]  # the evaluation at the end
+    waited = summary["wall_seconds"] - end["wall"]
+    in_all = {part: end[f"time/{part}"] + (waited if part == "evaluate" else 0) for part in PHASES}
+    assert summary["seconds"] == pytest.approx(in_all)
+    assert sum(in_all.values()) == pytest.approx(summary["wall_seconds"], rel=0.01)
     json.dumps(summary)
 
 

@@ -23,6 +23,7 @@ from figure_values import ROOT, TABLES
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 _BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.,])[−-]?\d+(?:,\d{3})*(?:\.\d+)?")
+_REFERENCE = re.compile(r"<!-- reference: .*?<!-- /reference -->", re.DOTALL)  # from the code: tools/reference.py
 _HIDDEN = re.compile(r"^```.*?^```$|<!--.*?-->|`[^`\n]*`|(?<=\])\([^)]*\)", re.DOTALL | re.MULTILINE)
 
 # A number may be measured if it has decimals, a unit, or at least three digits and no noun of a setting behind it.
@@ -66,6 +67,7 @@ def renewed(page: str, text: str) -> str:
 def untied(page: str, text: str) -> list[str]:
     """One message for each number that looks measured, but is neither from a result nor a known exception."""
     free = _masked(text, (block.span() for block in _BLOCK.finditer(text)))
+    free = _masked(free, (block.span() for block in _REFERENCE.finditer(free)))
     free = _masked(free, (_place(page, text, sentence).span() for sentence in SENTENCES.get(page, list)()))
     free = _masked(free, (span for words in CONSTANTS.get(page, ()) for span in _spans(page, text, words)))
     free = _masked(free, _other_tables(free))

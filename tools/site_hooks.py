@@ -1,8 +1,8 @@
 """What MkDocs calls while it builds the site: adds what is not in docs/, and makes links to it work.
 
-README.md is the landing page. CHANGELOG.md, CONTRIBUTING.md and benchmarks/README.md are pages too. Scripts and results
-of benchmarks that a page links to are copied, so that the site needs no server and no repository. Reference pages come
-from the code (site_reference.py).
+README.md is the landing page. CHANGELOG.md, CONTRIBUTING.md and the README.md of benchmarks/ and examples/ are pages
+too. Scripts and results that a page links to are copied, so that the site needs no server and no repository. Reference
+pages come from the code (site_reference.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmark-scripts.md",
+    "examples/README.md": "examples.md",
 }
 _SOURCES = {uri: path for path, uri in PAGES.items()}
 _REFERENCE = re.compile(r"<!-- reference: ([\w-]+) -->\n.*?<!-- /reference -->", re.DOTALL)

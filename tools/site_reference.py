@@ -48,9 +48,9 @@ def _command(name: str, text: str) -> str:
     usage, _, description = head.strip().partition("\n\n")
     trains = "recipe options" in text
     options = [entry for box in (boxes[:1] if trains else boxes) for entry in _entries(box) if "--help" not in entry[0]]
-    lines = [f"## {name}", f"```text\n{usage.removeprefix('usage: ')}\n```", _escaped(description)]
+    lines = [f"## {name}", f"```text\n{usage.removeprefix('usage: ')}\n```", escaped(description)]
     if options:
-        lines.append(_table(("option", "meaning"), options))
+        lines.append(table(("option", "meaning"), options))
     if trains:
         lines.append("It also takes every [setting](settings.md) as a flag: `--n-envs 8` for `n_envs`.")
     return "\n\n".join(lines)
@@ -80,7 +80,7 @@ def settings() -> str:
 def _settings_of(part: type[Any]) -> str:
     texts = field_docs(part)
     rows = [(f"`{name}`", _value(name, value), texts[name]) for name, value in asdict(part()).items()]
-    return _table(("setting", "default", "meaning"), rows)
+    return table(("setting", "default", "meaning"), rows)
 
 
 def _value(name: str, value: Any) -> str:
@@ -92,21 +92,28 @@ def _value(name: str, value: Any) -> str:
 
 def python_api() -> str:
     """What `unidle` exports: functions, classes, errors."""
-    kinds: dict[str, list[str]] = {"Functions": [], "Classes": [], "Errors": []}
-    for name in unidle.__all__:
-        kind = "Functions" if name.islower() else "Errors" if name.endswith("Error") else "Classes"
-        kinds[kind].append(name)
+    kinds = public_names()
     sections = (f"## {kind}\n\n" + "\n\n".join(f"::: unidle.{name}" for name in names) for kind, names in kinds.items())
     return "\n\n".join(sections)
 
 
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def public_names() -> dict[str, list[str]]:
+    """What `unidle` exports, by kind."""
+    kinds: dict[str, list[str]] = {"Functions": [], "Classes": [], "Errors": []}
+    for name in unidle.__all__:
+        kind = "Functions" if name.islower() else "Errors" if name.endswith("Error") else "Classes"
+        kinds[kind].append(name)
+    return kinds
+
+
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
     lines = [" | ".join(header), " | ".join("---" for _ in header)]
-    lines += [" | ".join(_escaped(cell) for cell in row) for row in rows]
+    lines += [" | ".join(escaped(cell) for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text of a docstring: markup as text, pages of the docs as links."""
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [_PAGE.sub(r"see [\1](\1.md)", part.replace("<", "&lt;").replace("|", "\\|")) for part in parts[::2]]

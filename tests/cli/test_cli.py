@@ -656,7 +656,10 @@ def test_quiet_still_reports_ignored_settings(tmp_path: Path, run_in_process: Ru
 def test_existing_run_name_is_rejected(trained: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (trained / "runs/a").rglob("*")}
     message = error_of(run_cli(trained, *CHOICE, "--run-name", "a", "--quiet"))
-    assert message == "There is already a run in runs/a; resume it with --resume runs/a, or choose another --run-name."
+    assert (
+        message
+        == "There is already a run in runs/a; choose another --run-name, or resume it: unidle train --resume runs/a."
+    )
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 

@@ -19,6 +19,8 @@ import pytest
 from fake_mps import FakeMps
 from processes import is_running, restore_sigint, wait_until
 
+from unidle.report.dashboard.files import is_training
+
 PACK = [sys.executable, "-m", "unidle", "pack"]
 
 
@@ -122,7 +124,12 @@ def test_success_of_all_jobs_is_exit_code_0_and_a_closing_table(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert re.search(r"job-1\s+finished\s+.* s\s+123\s.*out/job-1.log", done.stdout)
     assert "2 finished" in done.stdout
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["job-1.log", "job-2.log", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        ".lock",
+        "job-1.log",
+        "job-2.log",
+        "summary.json",
+    ]
 
 
 def test_job_that_a_signal_ends_is_reported_by_its_name(tmp_path: Path) -> None:
@@ -218,8 +225,11 @@ def test_third_ctrl_c_kills_what_ignores_the_others(start: Start, tmp_path: Path
 def test_no_process_is_left_when_pack_is_killed(start: Start, tmp_path: Path) -> None:
     pack = start(*named(STUBBORN, "a"), *named(SLEEPER, "b"))
     pids = [pid_in(tmp_path / f"{name}.pid") for name in ("a", "a-child", "b")]
+    (folder,) = tmp_path.glob("packs/*")
+    assert is_training(folder)  # the dashboard shows it as running
     pack.kill()
     pack.wait()
+    assert not is_training(folder)
     assert wait_until(lambda: not any(map(is_running, pids)))
 
 

@@ -68,3 +68,27 @@ def test_help_of_a_command_still_exits(capsys: pytest.CaptureFixture[str]) -> No
         run(["presets", "--help"])
     assert end.value.code == 0
     assert "usage" in capsys.readouterr().out
+
+
+def test_ctrl_c_that_an_import_swallows_ends_the_command(tmp_path: Path) -> None:
+    """As NumPy and torch do while they load."""
+    (tmp_path / "swallowing.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    sum(range(10**7))\n"  # the interpreter runs the handler here
+        "except KeyboardInterrupt:\n"
+        "    pass\n"
+        "raise SystemExit('the import went on')\n"
+    )
+    command = "import signal; signal.signal(2, signal.default_int_handler); from unidle.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "check-env", "swallowing:Env", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "unidle: Stopped before it finished.\n")
+    assert json.loads(done.stdout) == {"error": "Stopped before it finished."}

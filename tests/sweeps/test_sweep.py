@@ -417,7 +417,9 @@ def test_mistakes_are_refused_before_a_folder_is_created(changes: dict[str, Any]
 
 def test_sweep_is_neither_started_twice_nor_by_two_processes() -> None:
     sweep(trials=1)
-    with pytest.raises(unidle.UsageError, match="There is already a run in runs/s"):
+    with pytest.raises(
+        unidle.UsageError, match=r"There is already a run in runs/s; .*: unidle sweep --resume runs/s\."
+    ):
         sweep(trials=1)
     folder = SweepFolder.open(Path("runs/s").absolute())
     folder.lock()

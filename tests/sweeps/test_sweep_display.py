@@ -31,6 +31,7 @@ def shown(*, is_terminal: bool, earlier: tuple[TrialRecord, ...] = (), quiet: bo
     """What a sweep of 8 trials shows: one ends, one fails, one is pruned, and one of two seeds is half done."""
     output, clock = io.StringIO(), Clock()
     console = Console(file=output, force_terminal=is_terminal, width=200, highlight=False, color_system=None)
+    output.isatty = lambda: is_terminal  # type: ignore[method-assign]
     with SweepDisplay(8, earlier, console, clock, quiet=quiet) as display:
         first = len(earlier)
         for number in range(first, first + 4):

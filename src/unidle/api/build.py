@@ -14,6 +14,7 @@ from unidle.api.trained import TrainedGroup, TrainedRun, print_message
 from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.config.machine import limit_threads
+from unidle.config.resolve import shown_notes
 from unidle.engine.callbacks import Callbacks, ProgressDisplay, SilentDisplay
 from unidle.engine.checkpoint.provenance import provenance
 from unidle.engine.checkpoint.run_folder import RunFolder
@@ -56,7 +57,7 @@ class Build:
         """Train one run in the folder `path`."""
         limit_threads()
         with nullcontext(_Quiet()) if self.quiet else Display() as display, OtherTrainers() as others:
-            for note in notes:
+            for note in shown_notes(notes, self.quiet):
                 display.on_message(note)
             meter = RunMeter(display.on_message, display.on_meter, trace=config.run.trace)
             trainer = self._trainer(config, display, meter=meter, others=others)
@@ -94,7 +95,7 @@ class Build:
         limit_threads()
         failed = dict(failures or {})
         with GroupDisplay([path.name for path in group.runs], quiet=self.quiet) as display:
-            for note in notes:
+            for note in shown_notes(notes, self.quiet):
                 display.on_message(note)
             for name, reason in failed.items():
                 display.of(name).on_failure(reason)

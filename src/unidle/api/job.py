@@ -14,7 +14,7 @@ from unidle.config.engine_file import read_engine_file
 from unidle.config.machine import gpu_name
 from unidle.config.presets import load_preset
 from unidle.config.renamed import with_current_names, without_aliases
-from unidle.config.resolve import chosen_by_unidle, resolve_layers
+from unidle.config.resolve import Remark, chosen_by_unidle, resolve_layers
 from unidle.config.validate import validated
 from unidle.engine.build import resolve_network
 from unidle.engine.placement import choose_device
@@ -106,8 +106,10 @@ def fit_to_env(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
     use_overlap = has_many_envs and has_single_envs and choose_device(engine.device).type == "cuda"
     if use_overlap:
         notes = [
-            f"overlap is strict: with {_OVERLAP_MIN_ENVS} environments or more, they keep stepping while the GPU "
-            "learns. For textbook PPO, use --overlap off."
+            Remark(
+                f"overlap is strict: with {_OVERLAP_MIN_ENVS} environments or more, they keep stepping while the GPU "
+                "learns. For textbook PPO, use --overlap off."
+            )
         ]
     recipe = dataclasses.replace(recipe, overlap="strict" if use_overlap else "off")
     return dataclasses.replace(config, recipe=recipe), notes
@@ -128,5 +130,5 @@ def _with_n_envs(config: Config, maker: EnvMaker, size: int) -> tuple[Config, li
     batch_size: dict[str, Any] = {"batch_size": "auto"} if is_preset else {}
     recipe = dataclasses.replace(recipe, n_envs=size, **batch_size)
     return dataclasses.replace(config, recipe=recipe), [
-        f"n_envs is {size}, the number of environments that {maker.name} creates."
+        Remark(f"n_envs is {size}, the number of environments that {maker.name} creates.")
     ]

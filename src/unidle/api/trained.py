@@ -25,6 +25,7 @@ from unidle.groups.folder import GroupFolder
 from unidle.groups.statistics import summarise
 from unidle.metrics.jsonl import read_records
 from unidle.nn.actor_critic import NetworkFactory
+from unidle.report.gpu_use import read_gpu_shares
 from unidle.report.history import read_history
 
 
@@ -64,7 +65,11 @@ class TrainedRun:
         return self.path / "report.html"
 
     def summary(self) -> dict[str, Any]:
-        """Return the key figures of the run so far as plain values."""
+        """Return the key figures of the run so far as plain values.
+
+        `seconds` are those of each phase of the training process, `gpu` the shares of time in which the GPU was busy,
+        or idle and why (None without a GPU).
+        """
         history = read_history(self.path)
         final, best = history.final_evaluation, history.best_evaluation
         return {
@@ -77,6 +82,7 @@ class TrainedRun:
             "final_evaluation": final and final["eval/return_mean"],
             "best_evaluation": best and best["eval/return_mean"],
             "seconds": history.seconds,
+            "gpu": read_gpu_shares(self.path),
             "overlap": history.overlap,
             "faults": history.fault_counts,
             "checkpoint": display_path(self.folder.best_or_latest()),

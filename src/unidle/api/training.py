@@ -18,7 +18,7 @@ from unidle.config.convert import in_brief
 from unidle.config.files import GROUP_FILE, PBT_FILE, display_path
 from unidle.config.python_words import python_words
 from unidle.config.renamed import with_current_names, without_aliases
-from unidle.config.resolve import resumed, resumed_job
+from unidle.config.resolve import Remark, resumed, resumed_job
 from unidle.engine.build import resolve_network
 from unidle.engine.callbacks import Callback, Callbacks
 from unidle.engine.checkpoint.run_folder import RunFolder
@@ -102,7 +102,7 @@ def start(
     before = existing_path(config, cwd) if resume else None
     if before is not None:
         config = resumed_job(RunFolder.open(before).config(), config, keep, display_path(before))
-        resuming = [] if state else [f"Resuming {display_path(before)}."]
+        resuming = [] if state else [Remark(f"Resuming {display_path(before)}.")]
         return build.train(config, before, [*notes, *resuming], is_new=False)
     path = new_path(config, cwd)
     config = config.with_run(run_name=path.name)
@@ -180,7 +180,7 @@ def _resume_same_group(
     for seed, folder in zip(group.seeds, group.runs, strict=True):  # stopped before they had a folder
         if folder not in configs and folder.name not in broken:
             configs[folder] = member_config(config, seed, folder)
-    return build.train_group(group, configs, [*notes, f"Resuming {shown}."], broken)
+    return build.train_group(group, configs, [*notes, Remark(f"Resuming {shown}.")], broken)
 
 
 def resumed_configs(

@@ -20,6 +20,7 @@ from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from typing import Any
 
+from unidle.cli.early_stop import stop_while_importing
 from unidle.cli.flags import wants_help
 from unidle.cli.results import WithCode
 from unidle.config.machine import limit_threads
@@ -104,17 +105,17 @@ def run(argv: list[str]) -> int:
         hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(COMMANDS)}."
         return _report_error(f"There is no command `{name}`; {hint}", flags, 2)
     try:
-        command = command_function(name)
-        # Environments may print; with --json, standard output is only for the result.
-        with redirect_stdout(sys.stderr) if "--json" in flags else nullcontext():
-            result = command(rest)
+        with stop_while_importing(lambda: _report_stop("before it finished", flags)):
+            command = command_function(name)
+            # Environments may print; with --json, standard output is only for the result.
+            with redirect_stdout(sys.stderr) if "--json" in flags else nullcontext():
+                result = command(rest)
     except UsageError as error:
         return _report_error(str(error), flags, 2)
     except TrainingError as error:
         return _report_error(str(error), flags, 1)
     except KeyboardInterrupt as stop:
-        state = f"immediately; {stop}" if str(stop) else "before it finished"
-        return _report_error(f"Stopped {state}.", flags, 128 + signal.SIGINT)
+        return _report_stop(f"immediately; {stop}" if str(stop) else "before it finished", flags)
     except SystemExit as end:
         if name == "watch" or wants_help(flags):
             raise
@@ -141,6 +142,10 @@ def _report_defect(error: Exception, argv: list[str]) -> int:
     if "--json" in argv:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
     return 1
+
+
+def _report_stop(state: str, argv: list[str]) -> int:
+    return _report_error(f"Stopped {state}.", argv, 128 + signal.SIGINT)
 
 
 def _report_error(sentence: str, argv: list[str], code: int) -> int:

@@ -133,9 +133,8 @@ def refuse_second_run(folder: Path) -> None:
     names = ("config.yaml", GROUP_FILE, SWEEP_FILE)
     if any(os.path.exists(folder / name) for name in names):  # False if the path is too long
         shown = display_path(folder)
-        raise UsageError(
-            f"There is already a run in {shown}; resume it with --resume {shown}, or choose another --run-name."
-        )
+        resume = f"unidle {'sweep' if os.path.exists(folder / SWEEP_FILE) else 'train'} --resume {shown}"
+        raise UsageError(f"There is already a run in {shown}; choose another --run-name, or resume it: {resume}.")
 
 
 def load_yaml(path: Path) -> Config:

@@ -46,6 +46,15 @@ RECORDED_ON_RESUME = ("learning_rate", "lr_schedule")
 _WITHOUT_EFFECT_ON_RESUME = {"run_name", "runs_dir", "preset", "allow_recipe_change", "save_replay_buffer"}
 
 
+class Remark(str):
+    """A message about settings that warns of nothing, which `--quiet` leaves out."""
+
+
+def shown_notes(notes: Sequence[str], quiet: bool) -> list[str]:
+    """The messages to show: with `quiet`, no remarks."""
+    return [note for note in notes if not (quiet and isinstance(note, Remark))]
+
+
 @dataclass(frozen=True)
 class Layers:
     """Settings before the user's flags, and messages about them."""
@@ -93,7 +102,7 @@ def resolve_layers(
         env, algo = env or converted.values.get("env"), algo or converted.values.get("algo")
     if not named:
         named = default_preset(env, algo)
-        notes.append(_default_note(named, has_gpu, env, algo))
+        notes.append(Remark(_default_note(named, has_gpu, env, algo)))
     base = load_preset(named)
     config = base.apply(Config())
     if algo not in (None, config.recipe.algo):
@@ -104,7 +113,7 @@ def resolve_layers(
     n_envs_given = os.environ.get(_N_ENVS_VARIABLE)
     if n_envs_given and base.fixed and n_envs is None and not (converted and "n_envs" in converted.values):
         config = config.with_values({"n_envs": n_envs_given}, _N_ENVS_VARIABLE)
-        notes.append(f"n_envs is {config.recipe.n_envs}, from the environment variable {_N_ENVS_VARIABLE}.")
+        notes.append(Remark(f"n_envs is {config.recipe.n_envs}, from the environment variable {_N_ENVS_VARIABLE}."))
     if converted:
         config = config.with_values({**converted.values, "preset": named}, str(file))
     return Layers(config, notes)

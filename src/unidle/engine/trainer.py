@@ -177,11 +177,14 @@ class Trainer:
         monitor = open_monitor(folder.path, self.config, self.collector, self._clock.wall(), say)
         if monitor is not None:
             end.callback(monitor.close)
-        if state is not None:
-            settings = folder.config(), state["settings"], self.config
-            record_changes(folder.path, *settings, progress.step, self._clock.wall(), kernels, say)
-        # Only now: settings that do not fit the checkpoint or the columns of monitor.csv are not saved.
-        folder.save_config(self.config, progress.step)
+        if state is not None and self._is_over:
+            self._saver.keep_settings(state["settings"])
+        else:
+            if state is not None:
+                settings = folder.config(), state["settings"], self.config
+                record_changes(folder.path, *settings, progress.step, self._clock.wall(), kernels, say)
+            # Only now: settings that do not fit the checkpoint or the columns of monitor.csv are not saved.
+            folder.save_config(self.config, progress.step)
         self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
         end.callback(self._log.close)
         parts = self._log, self.collector, progress, self._clock
@@ -225,6 +228,16 @@ class Trainer:
         self._saver.finish()
 
     @property
+    def _is_over(self) -> bool:
+        """Whether the run has nothing left to train: then no setting that it is resumed with is its own."""
+        return self.progress.step >= self.config.run.timesteps or self._has_reached_target
+
+    @property
+    def _has_reached_target(self) -> bool:
+        target = self.config.run.target_return
+        return target is not None and self.progress.highest_return >= target
+
+    @property
     def _goes_on(self) -> bool:
         return self.progress.step < self.config.run.timesteps and not self._stopping
 
@@ -240,8 +253,9 @@ class Trainer:
         for text in start_notes(self.config, self.env_spec):
             display.on_message(text)
         if progress.step >= run.timesteps:
-            display.on_message(f"All {run.timesteps:,} steps are done; raise --timesteps to train further.")
-        elif run.target_return is not None and progress.highest_return >= run.target_return:
+            unused = "" if self._folder.config() == self.config else " The settings that you changed are not used."
+            display.on_message(f"All {run.timesteps:,} steps are done; raise --timesteps to train further.{unused}")
+        elif self._has_reached_target:
             display.on_message(
                 f"The target return is already reached; raise --target-return {run.target_return:g} to train further."
             )

@@ -1,8 +1,7 @@
-"""Progress of a group of runs: a table on a terminal, one line for all of them in a pipe or a log."""
+"""Progress of a group of runs: a table on a terminal or in a notebook, one line for all of them in a pipe or a log."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -11,13 +10,13 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from unidle.engine.callbacks import SilentDisplay
 from unidle.formatting import duration, score, short_number
 from unidle.report.history import Record, evaluation_text, number
+from unidle.report.terminal.live import live_view, progress_console
 from unidle.report.terminal.messages import Messages
 from unidle.report.terminal.summary import print_facts
 
@@ -91,12 +90,10 @@ class GroupDisplay:
         *,
         quiet: bool = False,
     ) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or progress_console()
         self._members = {name: MemberDisplay(self, name) for name in names}
         self._quiet, self._clock = quiet, clock
-        is_terminal = self._console.is_interactive and self._console.file.isatty()
-        redirect = sys.stdout.isatty()  # output to a pipe must reach the pipe
-        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=redirect) if is_terminal else None
+        self._live = live_view(self._console)
         self._messages = Messages(lambda text, style: self._console.print(Text(text, style), soft_wrap=True), clock)
         self._said: set[str] = set()
         self._began = self._next_draw = clock()
@@ -161,7 +158,8 @@ class GroupDisplay:
 
     def _totals(self, now: float) -> list[str]:
         members = self._members.values()
-        steps, total, rate = sum(m.step for m in members), sum(m.total for m in members), self._rate
+        steps, rate = sum(m.step for m in members), self._rate
+        total = max(1, sum(m.step if m.state == "failed" else m.total for m in members))  # a failed run goes no further
         left = f"{duration((total - steps) / rate)} left" if rate and steps < total else None
         parts = [
             f"{min(100, 100 * steps // total)} %",

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from unidle.config.files import display_path
 from unidle.config.machine import limit_threads
 from unidle.errors import UsageError
+from unidle.locks import release, try_lock
 from unidle.packing.cores import CoreDivision, usable_cores
 from unidle.packing.folder import SUMMARY, new_folder
 from unidle.packing.gpu import SharedGpu
@@ -26,11 +27,12 @@ from unidle.packing.mps import Mps
 from unidle.packing.packed_job import PackedJob
 from unidle.packing.process_table import process_table
 from unidle.signals import STOPPING, handle, restore
-from unidle.writing import write_atomically
+from unidle.writing import open_to_append, write_atomically
 
 _LOOK_EVERY_S = 1.0  # at processes, output and GPU
 _SIGNAL_EVERY_S = 0.25  # a signal waits at most so long for an answer
 _KILL_AFTER_S = 5.0  # after the second signal, which asks the jobs to end at once
+_LOCK_TRIES = 10
 _NOT_STARTED = 126  # exit code, as in a shell
 _IMPATIENT = (signal.SIGINT, signal.SIGTERM)  # a second hangup, or SIGTERM after SIGUSR1 under SLURM, is no hurry
 
@@ -75,6 +77,11 @@ class Pack:
         except UsageError:
             self.gpu.close()
             raise
+        self._lock = open_to_append(self.folder / ".lock")  # the dashboard sees by it that this process is alive …
+        for _ in range(_LOCK_TRIES):  # … and takes it for microseconds
+            if try_lock(self._lock):
+                break
+            time.sleep(0.01)
         self._use_mps = use_mps and self.gpu.is_there
         if not self._use_mps:
             self._mps.text = "off: no GPU" if use_mps else "off: --no-mps"
@@ -96,6 +103,7 @@ class Pack:
         """Run all jobs; returns when the last process has ended."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._handling_signals())
+            stack.callback(release, self._lock)
             stack.callback(self._save)
             stack.callback(self.gpu.close)
             if self._use_mps:

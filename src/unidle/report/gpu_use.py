@@ -10,6 +10,7 @@ from unidle.metrics.jsonl import read_records
 from unidle.report.history import Record, number
 
 _GIB = 2**30
+_REST = "unattributed"
 
 
 class GpuUse:
@@ -44,3 +45,18 @@ def read_gpu_use(folder: Path) -> GpuUse:
     for line in read_records(folder / FILE):
         use.add(line)
     return use
+
+
+def read_gpu_shares(folder: Path) -> dict[str, float] | None:
+    """Read what share of a run's time its GPU was busy, or idle and why; they sum to 1. None without a GPU."""
+    shares: dict[str, float] = {}
+    for line in read_records(folder / FILE):
+        gpu, covered = line.get("gpu"), number(line, "covered")
+        if not isinstance(gpu, dict) or covered is None:
+            continue
+        idle = gpu.get("idle")
+        known = {"busy": gpu.get("busy"), **(idle if isinstance(idle, dict) else {}), _REST: gpu.get(_REST)}
+        for name in known:
+            shares[name] = shares.get(name, 0.0) + covered * (number(known, name) or 0.0)
+    total = sum(shares.values())
+    return {name: share / total for name, share in shares.items()} if total > 0 else None

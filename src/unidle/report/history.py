@@ -122,21 +122,28 @@ class History:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase so far."""
-        return _seconds(self.iterations[-1]) if self.iterations else {}
+        """Seconds of each phase so far; *evaluate* includes the wait for evaluations at the end."""
+        return _seconds(self._whole) if self._whole else {}
 
     @property
     def evaluation_wait(self) -> float:
         """Seconds that training waited for evaluations, including those at the end."""
-        if not self.evaluations or not self.iterations:
-            return 0.0
-        last = number(self.iterations[-1], "wall") or 0.0
-        return self.seconds.get("evaluate", 0.0) + max(0.0, self.wall - last)
+        return self.seconds.get("evaluate", 0.0) if self.evaluations else 0.0
 
     @property
     def time_shares(self) -> dict[str, float]:
-        """Share of each phase in the time so far; sums to 1, or is empty."""
-        return time_shares(self.iterations[-1]) if self.iterations else {}
+        """Share of each phase in the time so far, as in `seconds`; sums to 1, or is empty."""
+        return time_shares(self._whole) if self._whole else {}
+
+    @property
+    def _whole(self) -> Record | None:
+        """The time of the whole run, as a record: the latest one, and what training waited for evaluations since."""
+        timed = [r for r in (*self.iterations, *self.evaluations) if _seconds(r)]
+        latest = max(timed, key=lambda r: number(r, "wall") or 0.0, default=None)
+        if latest is None:
+            return None
+        waited = max(0.0, self.wall - (number(latest, "wall") or 0.0))
+        return {**latest, "time/evaluate": _seconds(latest).get("evaluate", 0.0) + waited, "wall": self.wall}
 
     @property
     def own_settings(self) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,7 @@
-"""Progress of a sweep: a table of the running trials on a terminal, a line per trial in a pipe or a log."""
+"""Progress of a sweep: a table of the running trials on a terminal or in a notebook, else a line per trial."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,13 +10,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from unidle.formatting import MISSING, duration, score
 from unidle.groups.display import MemberDisplay
 from unidle.report.history import number
+from unidle.report.terminal.live import live_view, progress_console
 from unidle.report.terminal.messages import Messages
 from unidle.report.terminal.summary import print_facts
 from unidle.sweeps.records import TrialRecord, best_of, settings_text
@@ -53,13 +52,11 @@ class SweepDisplay:
         quiet: bool = False,
     ) -> None:
         """`records`: the trials of earlier processes."""
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or progress_console()
         self._n_trials, self._over = n_trials, [record for record in records if record.is_over]
         self._n_before, self._quiet, self._clock = len(self._over), quiet, clock
         self._rows: dict[int, _Row] = {}
-        is_terminal = self._console.is_terminal and not quiet
-        redirect = sys.stdout.isatty()  # output to a pipe must reach the pipe
-        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=redirect) if is_terminal else None
+        self._live = None if quiet else live_view(self._console)
         self._messages = Messages(lambda text, style: self._console.print(Text(text, style), soft_wrap=True), clock)
         self._said: set[str] = set()
         self._began = self._next_draw = clock()

@@ -15,6 +15,7 @@ from unidle.api import Build, maker_for, maker_of, resolve_job
 from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.config.machine import limit_threads
+from unidle.config.resolve import shown_notes
 from unidle.engine.build import resolve_network
 from unidle.engine.callbacks import Callbacks
 from unidle.engine.checkpoint.run_name import new_path
@@ -216,7 +217,7 @@ def _train(
         study = Study(folder)
         records = study.records()
         with SweepDisplay(folder.plan.trials, records, quiet=quiet) as display:
-            for note in notes:
+            for note in shown_notes(notes, quiet):
                 display.on_message(note)
             display.show_facts(_facts(folder))
             for record in records:

@@ -211,7 +211,7 @@ def check_extras(extras: Extras | None) -> Check:
     if not extras.missing:
         return Check("extras", "ok", value)
     missing = ", ".join(f"{name} ({', '.join(packages)})" for name, packages in extras.missing.items())
-    remedy = f"pip install 'unidle[{next(iter(extras.missing))}]' adds the first of them."
+    remedy = f"pip install 'unidle[{next(iter(extras.missing))}]' adds the first of them; this unidle stays as it is."
     return Check("extras", "ok", f"{value}; without {missing}", remedy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from unidle.meter.watch.places import place_of
 from unidle.meter.watch.samples import Frame, KernelActivity, Process, Stack
 from unidle.meter.watch.stacks import activity
 from unidle.meter.watch.verdict import CAUSES, verdict_on
+from unidle.report.terminal.watch import _table
 
 SECOND = 10**9
 PACKAGES = "/lib/python3.11/site-packages"
@@ -236,6 +238,20 @@ def test_time_after_last_sample_is_unattributed() -> None:
     findings = found(replace(silent, closed_ns=9 * SECOND))
     assert findings.idle == pytest.approx({"environment": 0.4, "start-up and exit": 0.1})
     assert findings.unattributed == pytest.approx(0.5)
+
+
+def test_table_and_verdict_are_about_the_time_after_start_up() -> None:
+    stacks = stack(MAIN, IMPORT, wall=6.0), stack(MAIN, STEP, wall=3.0), stack(MAIN, BACKWARD, wall=1.0)
+    findings = found(process(*stacks))
+    *rows, total, start = _table(findings)
+    assert "75 % of the main process's time in `Game.step`" in verdict_on(findings).sentence
+    assert [re.findall(r"(\S+) +(\d+) %", row)[0] for row in rows[1:]] == [
+        ("environment", "75"),
+        ("learning", "25"),
+        ("unattributed", "0"),
+    ]
+    assert total.split() == ["100", "%"]
+    assert start == "start-up and exit: 6.0 s, not counted above"
 
 
 def gpu_learner(active: float, kernel_us: float) -> Process:

@@ -66,8 +66,9 @@ def watch_alone(folder: Path, script: str) -> tuple[dict[str, Any], str]:
 
 
 def shares(report: str) -> list[int]:
-    """The column of shares, with the total last."""
+    """The column of shares, with the total last; below it may be the time of start-up and exit."""
     rows = report.partition("main process  ")[2].partition("\n\n")[0].splitlines()[1:]
+    rows = [row for row in rows if not row.startswith("start-up and exit: ")]
     return [int(re.search(r"(\d+) %", row)[1]) for row in rows]  # type: ignore[index]
 
 

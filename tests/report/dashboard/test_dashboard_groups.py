@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,14 @@ def test_new_trial_is_noticed(tmp_path: Path) -> None:
 # -- packs -----------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """As if a process were running the pack."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def job(name: str, state: str, **values: Any) -> dict[str, Any]:
     return {"name": name, "state": state, "command": ["python", "a b.py"], "cores": [0, 1], "seconds": 61.0, **values}
 
@@ -238,9 +248,13 @@ def test_pack_shows_its_jobs_and_links_their_runs(tmp_path: Path) -> None:
         job("b", "failed", run="elsewhere", exit_code=3),
         job("c", "running", run=None),
     ]
-    make_pack(tmp_path / "packs", "p", jobs)
+    folder = make_pack(tmp_path / "packs", "p", jobs)
     packs = Runs(tmp_path / "packs")
-    with serving(tmp_path / "runs", packs=packs) as port, events_of(port, "/events") as events:
+    with (
+        locked(folder),
+        serving(tmp_path / "runs", packs=packs) as port,
+        events_of(port, "/events") as events,
+    ):
         run, pack = events.next()
         assert (run["path"], pack["kind"], pack["path"]) == ("x", "pack", "p")
         assert (pack["state"], pack["note"]) == ("training", "pack, 3 jobs: 1 finished, 1 failed, 1 running")
@@ -252,6 +266,20 @@ def test_pack_shows_its_jobs_and_links_their_runs(tmp_path: Path) -> None:
     assert [shown["run"] for shown in view["jobs"]] == ["x", None, None]
     assert view["jobs"][0]["command"] == "python 'a b.py'"
     assert [view["jobs"][0][key] for key in ("exit", "time", "rate", "cores")] == ["0", "1 min 01 s", "1.23k", "2"]
+
+
+def test_killed_pack_is_stopped(tmp_path: Path) -> None:
+    folder = make_pack(tmp_path, "p", [job("a", "finished"), job("b", "running"), job("c", "waiting")])
+    rows, reader = Rows(), PackReader(entry_of(tmp_path, "p"), Runs(tmp_path).at)
+    with locked(folder):
+        assert [row["state"] for row in rows_of(tmp_path, rows)] == ["training"]
+        assert reader.refresh()
+        assert [shown["state"] for shown in reader.view()["jobs"]] == ["finished", "running", "waiting"]
+        assert not reader.refresh()
+    (row,) = rows_of(tmp_path, rows)
+    assert (row["state"], row["note"]) == ("stopped", "pack, 3 jobs: 1 finished, 1 stopped, 1 not started")
+    assert reader.refresh()
+    assert [shown["state"] for shown in reader.view()["jobs"]] == ["finished", "stopped", "not started"]
 
 
 def test_finished_pack_is_done_and_a_failed_one_failed(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from unidle.config import Config
 from unidle.errors import UsageError
-from unidle.report.history import history_of
+from unidle.report.gpu_use import read_gpu_shares
+from unidle.report.history import history_of, read_history
 from unidle.report.page.report import write_report
 from unidle.report.terminal.summary import print_summary
 
@@ -292,11 +293,37 @@ def test_terminal_summary_shows_key_figures_and_full_paths(tmp_path: Path) -> No
     assert lines["checkpoint"] == str(checkpoint)
 
 
+def test_wait_for_evaluations_is_the_same_everywhere(tmp_path: Path) -> None:
+    """Training waited 1 s for evaluations in iterations, and 2 s at the end."""
+    waits = {"time/evaluate": 1.0, "wall": 9.0}
+    last = {
+        **iteration(4, **waits),
+        **evaluation(4000, 150.75, 30.25),
+        **waits,
+        "wall": 8.5,
+        "eval/seconds_behind": 2.5,
+    }
+    history = read_history(run_folder(tmp_path, [iteration(1), iteration(4, **waits), last]))
+    assert history.wall == 11.0
+    assert history.seconds["evaluate"] == history.evaluation_wait == 3.0
+    assert history.time_shares["evaluate"] == pytest.approx(3 / 11)
+    lines = {line[:16].strip(): line[16:].strip() for line in summary_of(tmp_path).splitlines()}
+    assert lines["waited"] == "3.0 s for evaluations"
+    assert "evaluate 27 %" in lines["time"]
+
+
 def test_terminal_summary_shows_gpu_use(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, RECORDS)
     memory = {"memory_bytes": 2 * 2**30, "memory_total_bytes": 140 * 2**30}
     write_lines(folder / "meter.jsonl", [segment(1, busy=0.2), segment(2, busy=0.5, readings=memory)])
     assert re.search(r"^GPU +busy 35 %   memory 2.00 of 140 GiB$", summary_of(folder), re.MULTILINE)
+    shares = read_gpu_shares(folder)
+    assert shares is not None
+    assert {name: share for name, share in shares.items() if share} == pytest.approx(
+        {"busy": 0.35, "environment": 0.325, "learn (launch)": 0.1625, "unattributed": 0.1625}
+    )
+    write_lines(folder / "meter.jsonl", [segment(1, gpu=None)])
+    assert read_gpu_shares(folder) is None
 
 
 def test_terminal_summary_of_new_run_omits_unknown_figures(tmp_path: Path) -> None:

@@ -378,7 +378,7 @@ def test_missing_package_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
     for name in [name for name in sys.modules if name.partition(".")[0] == "metaworld"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "metaworld", None)
-    with pytest.raises(UsageError, match=r"needs the package metaworld; run: pip install unidle\[metaworld\]\."):
+    with pytest.raises(UsageError, match=r"needs the package metaworld; run: pip install 'unidle\[metaworld\]'\."):
         MultiTaskEnv("MT10")
 
 

@@ -58,6 +58,6 @@ def _checked(name: str) -> str:
 
 def _default_name(config: Config, last: str | None = None) -> str:
     run = config.run
-    name = f"{run.env}-{config.recipe.algo}-{run.preset}-{last or f'seed{run.seed}'}"
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
-    return name[-_MAX_NAME_BYTES // 2 :]
+    env = re.sub(r"[^A-Za-z0-9._-]+", "-", run.env).strip("-")  # <Corridor>: Corridor
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{env}-{config.recipe.algo}-{run.preset}-{last or f'seed{run.seed}'}")
+    return name[-_MAX_NAME_BYTES // 2 :].strip("-")

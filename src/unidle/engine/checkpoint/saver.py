@@ -51,6 +51,10 @@ class Saver:
         self._began = self._saved_at = perf_counter()  # of the latest checkpoint
         self._save_seconds = 0.0
 
+    def keep_settings(self, settings: str) -> None:
+        """Save `learning_settings` of an earlier checkpoint: nothing was learned with those of this process."""
+        self._settings = settings
+
     def save(self, folder: RunFolder, evaluations: list[dict[str, Any]]) -> None:
         """Take a snapshot, which a thread writes; waits for the previous one. `evaluations` are the pending ones.
 

@@ -111,6 +111,11 @@ class Findings:
             return None
         return abs(self.busy - self.utilisation)
 
+    @property
+    def after_start(self) -> float:
+        """Share of time without start-up and exit, which the report is about."""
+        return max(1e-9, 1.0 - self.idle.get(START, 0.0))
+
     def row(self, name: str) -> Row | None:
         """Return the row of an activity, if it took any time."""
         return next((row for row in self.rows if row.activity == name), None)

@@ -12,19 +12,26 @@ from typing import Any
 from unidle.formatting import duration, short_number
 from unidle.packing.folder import SUMMARY
 from unidle.report.dashboard.figures import UNKNOWN, date_and_time, format_or_dash, memory
-from unidle.report.dashboard.files import read_text
+from unidle.report.dashboard.files import is_training, read_text
 from unidle.report.dashboard.folders import Entry
 from unidle.report.history import number
+
+_WHEN_KILLED = {"running": "stopped", "waiting": "not started"}  # the states of jobs whose pack was killed
 
 
 def summary_of(folder: Path) -> dict[str, Any] | None:
     """Return the summary of a pack; None if it cannot be read."""
+    is_live = is_training(folder)  # before the file, so that a finished pack is read to its end
     text = read_text(folder, SUMMARY)
     try:
         summary = json.loads(text or "")
     except (ValueError, RecursionError):
         return None
-    return summary if isinstance(summary, dict) else None
+    if not isinstance(summary, dict):
+        return None
+    for job in [] if is_live else jobs_of(summary):
+        job["state"] = _WHEN_KILLED.get(job["state"], job["state"])
+    return summary
 
 
 def jobs_of(summary: dict[str, Any]) -> list[dict[str, Any]]:

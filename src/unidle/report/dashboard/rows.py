@@ -108,7 +108,8 @@ class Rows:
 
     def pack(self, entry: Entry) -> Figures:
         """Return the figures of a pack: its jobs instead of steps."""
-        return self._kept(entry.path, stamp_of(entry.folder / "summary.json"), lambda: _pack_figures(entry))
+        stamp = is_training(entry.folder), stamp_of(entry.folder / "summary.json")
+        return self._kept(entry.path, stamp, lambda: _pack_figures(entry))
 
 
 _READERS = {RUN: Rows.run, GROUP: Rows.group, SWEEP: Rows.sweep, PACK: Rows.pack}

@@ -1,4 +1,4 @@
-"""Training progress: a live panel on a terminal, plain lines in a pipe or a CI log.
+"""Training progress: a live panel on a terminal or in a notebook, plain lines in a pipe or a CI log.
 
 Everything goes to stderr; stdout is reserved for `--json`.
 """
@@ -6,7 +6,6 @@ Everything goes to stderr; stdout is reserved for `--json`.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import Self
 
 from rich.columns import Columns
 from rich.console import Console, Group
-from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -24,6 +22,7 @@ from rich.text import Text
 from unidle.formatting import apportion, duration, faults, percent, score, short_number
 from unidle.report.gpu_use import GpuUse
 from unidle.report.history import Record, evaluation_text, fault_counts, main_time_shares, number, task_success
+from unidle.report.terminal.live import LiveView, live_view, progress_console
 from unidle.report.terminal.messages import Messages
 from unidle.report.terminal.summary import print_facts
 
@@ -50,12 +49,11 @@ class Display:
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
-        # FORCE_COLOR, often set in CI, makes rich assume a terminal, so check the file itself.
-        self._is_live = self._console.is_interactive and self._console.file.isatty()
+        self._console = console or progress_console()
+        self._view = live_view(self._console)
         self._clock = clock
         self._messages = Messages(lambda text, style: self._print(Text(text, style)), clock)
-        self._live: Live | None = None
+        self._live: LiveView | None = None  # `_view` while the run trains
         self._is_over = False
         self._next_draw = 0.0
         self._total = 1
@@ -85,13 +83,8 @@ class Display:
         now = self._clock()
         self._samples.append((now, step))
         self._next_draw = now + self._interval
-        if self._is_live:
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                redirect_stdout=sys.stdout.isatty(),  # output to a pipe must reach the pipe
-                vertical_overflow="crop",
-            )
+        if self._view is not None:
+            self._live = self._view
             self._live.start()
             self._console.show_cursor(True)  # even SIGKILL must not leave the terminal without a cursor
             self._draw(now)
@@ -100,7 +93,7 @@ class Display:
         """Record an iteration and redraw if it is due."""
         self._record = record
         now = self._clock()
-        soon = not self._is_live and record["step"] - self._drawn_step >= _LINE_PROGRESS * self._total
+        soon = self._view is None and record["step"] - self._drawn_step >= _LINE_PROGRESS * self._total
         if now >= self._next_draw or soon:
             self._draw(now)
 
@@ -113,7 +106,7 @@ class Display:
         is_best = bool(record.get("eval/best"))
         if is_best:
             self._best = record
-        if self._is_live:
+        if self._view is not None:
             self._draw(self._clock())
         else:
             episodes = f" over {record['eval/episodes']} episodes" if "eval/episodes" in record else ""
@@ -145,7 +138,7 @@ class Display:
 
     @property
     def _interval(self) -> float:
-        return _PANEL_EVERY if self._is_live else _LINE_EVERY
+        return _PANEL_EVERY if self._view is not None else _LINE_EVERY
 
     def _draw(self, now: float) -> None:
         self._next_draw = now + self._interval

@@ -8,14 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unidle.formatting import MISSING, apportion, figure, percent
+from unidle.formatting import MISSING, apportion, duration, figure, percent
 from unidle.meter.watch.command import WatchedCommand
 from unidle.meter.watch.findings import Findings, Row, analyse
-from unidle.meter.watch.stacks import WORKERS
+from unidle.meter.watch.stacks import START, WORKERS
 from unidle.meter.watch.verdict import Verdict, largest_row, verdict_on
 
 _MAX_DISAGREEMENT = 0.15
 _BUSY, _UNATTRIBUTED = "GPU busy", "unattributed"
+_SHORT_S = 1.0  # of training; a shorter command has nothing else to show than its start-up
 _DEEPEST = 6  # functions of a stack that are shown
 _SHOWN = ("utilisation", "SM active", "tensor active", "DRAM active", "memory", "power", "temperature")
 
@@ -54,7 +55,11 @@ def _table(findings: Findings) -> Iterator[str]:
     # Without GPU activity only the length of calls is known, and a sleep is a long call too.
     active = {"kineto": "in kernels", "driver": "GPU use"}.get(findings.busy_source or "", "long calls")
     yield f"{'main process':<26}{'share':>7}  {'on a core':>9}  {active:>10}  mostly in"
-    shares = apportion({_BUSY: findings.busy or 0.0, **findings.idle, _UNATTRIBUTED: findings.unattributed})
+    start, total = findings.idle.get(START, 0.0), findings.after_start
+    if total * findings.seconds < _SHORT_S:  # nothing but start-up
+        start, total = 0.0, 1.0
+    known = {_BUSY: findings.busy or 0.0, **findings.idle, _UNATTRIBUTED: findings.unattributed}
+    shares = apportion({name: share / total for name, share in known.items() if name != START or not start})
     if findings.busy is not None:
         yield f"{_BUSY:<26}{shares[_BUSY]:>5} %"
     for row in findings.rows:
@@ -66,6 +71,8 @@ def _table(findings: Findings) -> Iterator[str]:
         yield f"{name:<26}{share:>7}  {percent(row.on_core, 0):>9}  {percent(row.active, 0):>10}  {where}".rstrip()
     yield f"{_UNATTRIBUTED:<26}{shares[_UNATTRIBUTED]:>5} %"
     yield f"{'':<26}{sum(shares.values()):>5} %"
+    if start:
+        yield f"{START}: {duration(start * findings.seconds)}, not counted above"
 
 
 def _where(row: Row, findings: Findings) -> str:

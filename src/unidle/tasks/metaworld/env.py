@@ -173,11 +173,11 @@ def _package(name: str = "metaworld") -> Any:
         module = importlib.import_module(name)
     except ImportError as error:
         missing = (error.name or name).partition(".")[0]
-        raise UsageError(f"Meta-World needs the package {missing}; run: pip install unidle[metaworld].") from None
+        raise UsageError(f"Meta-World needs the package {missing}; run: pip install 'unidle[metaworld]'.") from None
     if version("mujoco") != VERIFIED_VERSIONS["mujoco"]:
         raise UsageError(
             f"Meta-World's dynamics need MuJoCo {VERIFIED_VERSIONS['mujoco']}, but {version('mujoco')} is installed; "
-            "run: pip install unidle[metaworld]."
+            "run: pip install 'unidle[metaworld]'."
         )
     return module
 
@@ -189,7 +189,7 @@ def unverified_version() -> str | None:
         if found != verified:
             return (
                 f"Meta-World uses the stock package, which is less than half as fast: {package} is {found}, but the "
-                f"faster implementation is verified with {verified}; run: pip install unidle[metaworld]."
+                f"faster implementation is verified with {verified}; run: pip install 'unidle[metaworld]'."
             )
     return None
 
