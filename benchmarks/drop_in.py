@@ -1,11 +1,16 @@
 """The same script with `stable_baselines3` and with `unidle.sb3`: only the import differs.
 
     python benchmarks/drop_in.py speed [--device cpu] [--rounds 2] [--tasks …]
+    python benchmarks/drop_in.py cpu [--rounds 1] [--tasks …]
     python benchmarks/drop_in.py learning [--device cpu] [--seeds 5] [--jobs 1] [--tasks …]
 
 Speed: steps per second of `learn` after a first, short one. Stable-Baselines3 runs with torch's default number of
 threads and with one, which is faster for small networks; the ratio is to the faster. The sides alternate, forwards and
 then backwards; the result is the median. Use an otherwise idle machine.
+
+CPU: CPU time with Stable-Baselines3's default settings and one thread on each side, which other work on the machine
+affects little: of `learn` after a first, short one, and of a whole process that imports, creates a model and learns
+1,000 steps. The sides alternate in the same way.
 
 Learning: the returns of the final policies over seeds, by the rule of `learning.py`. Runs that are already in the JSON
 for the same script are not repeated.
@@ -61,6 +66,32 @@ LEARNING = (
     result = evaluate(gymnasium.make("{env}"), lambda observation: model.predict(observation, deterministic=True)[0])
 """
 )
+# With the default arguments, and the processor time of the process and its children.
+CPU_TIME = """
+    import resource
+
+    def cpu_seconds():
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(each.ru_utime + each.ru_stime for each in used)
+"""
+CPU = (
+    SCRIPT
+    + CPU_TIME
+    + """
+    model.learn(total_timesteps={warm_up})
+    began = cpu_seconds()
+    model.learn(total_timesteps={steps}, reset_num_timesteps=False)
+    result = cpu_seconds() - began
+"""
+)
+START = (
+    SCRIPT
+    + CPU_TIME
+    + """
+    model.learn(total_timesteps=1_000)
+    result = cpu_seconds()
+"""
+)
 ENDING = """
     import json
 
@@ -78,13 +109,13 @@ class Task:
     n_envs: int = 1
     vec_env: str = "DummyVecEnv"
     arguments: dict[str, str] = field(default_factory=dict)
+    warm_up: int | None = None  # steps before what is measured; by default a tenth
 
     def script(self, template: str, library: str, seed: int, device: str) -> str:
         """The text for one library."""
         given = asdict(self) | {"arguments": ", ".join(f"{name}={value}" for name, value in self.arguments.items())}
-        return (template + ENDING).format(
-            **given, library=library, seed=seed, device=device, warm_up=max(2_000, self.steps // 10)
-        )
+        given["warm_up"] = self.warm_up or max(2_000, self.steps // 10)
+        return (template + ENDING).format(**given, library=library, seed=seed, device=device)
 
 
 SPEED_TASKS = {
@@ -95,6 +126,12 @@ SPEED_TASKS = {
     ),
     "SAC Pendulum-v1": Task("SAC", "Pendulum-v1", 4_000),
     "DQN CartPole-v1": Task("DQN", "CartPole-v1", 20_000, arguments={"learning_starts": "1000"}),
+}
+CPU_TASKS = {
+    "PPO defaults": Task("PPO", "CartPole-v1", 5 * 2048, warm_up=2048),
+    "SAC defaults": Task("SAC", "Pendulum-v1", 600, warm_up=300),
+    "TD3 defaults": Task("TD3", "Pendulum-v1", 600, warm_up=300),
+    "DQN defaults": Task("DQN", "CartPole-v1", 4_000, warm_up=1_000),
 }
 LEARNING_TASKS = {
     "CartPole-v1 ppo": Task(
@@ -175,6 +212,25 @@ def main_speed(flags: argparse.Namespace, result: dict[str, Any]) -> None:
         print(f"{name}: {part[name]['ratio']:.2f} × the faster SB3")
 
 
+def main_cpu(flags: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Measure and print the ratios of CPU time."""
+    part = result.setdefault("cpu", {})
+    libraries = {"unidle": "unidle.sb3", "sb3": "stable_baselines3"}
+    for name in flags.tasks or CPU_TASKS:
+        task = CPU_TASKS[name]
+        row: dict[str, Any] = {"steps": task.steps, "machine": provenance("stable-baselines3")}
+        for what, template in (("learn", CPU), ("start", START)):
+            seconds: dict[str, list[float]] = {side: [] for side in libraries}
+            for turn in range(2 * flags.rounds):
+                for side, library in list(libraries.items())[:: -1 if turn % 2 else 1]:
+                    seconds[side].append(run_script(task.script(template, library, 1 + turn, "cpu"), 1))
+                    print(f"  {name}, {what}, {side}: {seconds[side][-1]:.2f} s", file=sys.stderr, flush=True)
+            row[what] = {**seconds, "ratio": median(seconds["sb3"]) / median(seconds["unidle"])}
+        part[name] = row
+        save("drop_in", result, flags.out)
+        print(f"{name}: learn {row['learn']['ratio']:.2f} ×, start {row['start']['ratio']:.2f} ×", flush=True)
+
+
 def main_learning(flags: argparse.Namespace, result: dict[str, Any]) -> None:
     """Train all seeds on both sides, alternating, and print the table."""
     rows = result.setdefault("learning", {})
@@ -182,6 +238,7 @@ def main_learning(flags: argparse.Namespace, result: dict[str, Any]) -> None:
     for name in flags.tasks or LEARNING_TASKS:
         task = LEARNING_TASKS[name]
         settings = {**asdict(task), "device": flags.device}
+        del settings["warm_up"]
         row = rows.get(name, {})
         if row.get("settings") != settings:
             row = {"settings": settings, "timesteps": task.steps, "unidle": {}, "sb3": {}}
@@ -207,17 +264,17 @@ def main_learning(flags: argparse.Namespace, result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "learning"])
+    parser.add_argument("what", choices=["speed", "cpu", "learning"])
     parser.add_argument("--device", default="cpu", help="device of both sides: cpu or cuda")
-    parser.add_argument("--tasks", nargs="+", choices=[*SPEED_TASKS, *LEARNING_TASKS])
-    parser.add_argument("--rounds", type=int, default=2, help="speed: rounds of A B B A")
+    parser.add_argument("--tasks", nargs="+", choices=[*SPEED_TASKS, *CPU_TASKS, *LEARNING_TASKS])
+    parser.add_argument("--rounds", type=int, default=2, help="speed and CPU: rounds of A B B A")
     parser.add_argument("--seeds", type=int, default=5, help="learning: seeds of each side")
     parser.add_argument("--jobs", type=int, default=1, help="learning: runs at the same time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     flags = parser.parse_args()
     earlier = flags.out / "drop_in.json"
     result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {}
-    main_speed(flags, result) if flags.what == "speed" else main_learning(flags, result)
+    {"speed": main_speed, "cpu": main_cpu, "learning": main_learning}[flags.what](flags, result)
 
 
 if __name__ == "__main__":

@@ -80,15 +80,16 @@ def test_exploration_is_taken_over_in_units_of_our_actions(saved: Any) -> None:
     before, path = saved("PPO", box_env())
     after = ours.PPO.load(path, env=box_env())
     observation = np.zeros((20_000, *before.observation_space.shape), np.float32)
-    spread = after.policy.log_std.detach().exp() * torch.tensor([2.0, 2.0])
+    spread = after.agent.policy.log_std.detach().exp() * torch.tensor([2.0, 2.0])
     assert torch.allclose(spread, before.policy.log_std.detach().exp(), atol=1e-6)
     assert after.predict(observation)[0].std(0) == pytest.approx(before.predict(observation)[0].std(0), rel=0.05)
 
 
 def test_critics_and_temperature_are_taken_over(saved: Any) -> None:
     before, path = saved("SAC", box_env(), policy_kwargs={"net_arch": [16, 16]})
-    taken = ours.SAC.load(path, env=box_env(), train_freq=1).get_parameters()
-    assert torch.equal(taken["log_temperature"][0], before.log_ent_coef.detach())
+    after = ours.SAC.load(path, env=box_env(), train_freq=1)
+    assert torch.equal(after.log_ent_coef, before.log_ent_coef.detach())
+    taken = after._state()["algo"]
     weights = before.critic.qf1[2].weight.detach().T
     assert torch.equal(taken["critics"]["ensemble.weights.1"][1], weights)
     assert torch.equal(taken["targets"]["ensemble.biases.2"][0, 0], before.critic_target.qf0[4].bias.detach())
@@ -100,7 +101,7 @@ def test_image_policy_acts_as_in_stable_baselines3(saved: Any) -> None:
     observations = np.random.default_rng(0).integers(0, 256, (16, 3, 36, 40), np.uint8)
     with torch.no_grad():
         expected = before.policy.get_distribution(torch.as_tensor(observations)).distribution.logits
-        logits = after.policy.act(torch.as_tensor(observations).flatten(1))[0].logits
+        logits = after.agent.policy.act(torch.as_tensor(observations).flatten(1))[0].logits
     assert torch.allclose(logits.log_softmax(-1), expected, atol=1e-4)
 
 

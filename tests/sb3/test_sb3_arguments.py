@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_classes_in_policy_kwargs_are_understood() -> None:
     assert (found.adam_eps, found.weight_decay, found.adam_betas) == (1e-6, 0.1, (0.8, 0.9))
 
 
-def test_functions_become_schedules_of_the_remaining_training() -> None:
+def test_functions_become_schedules_of_the_remaining_training(tmp_path: Path) -> None:
     rates: list[float] = []
     model = PPO(
         "MlpPolicy",
@@ -92,6 +93,7 @@ def test_functions_become_schedules_of_the_remaining_training() -> None:
         n_steps=32,
         batch_size=32,
         n_epochs=1,
+        tensorboard_log=str(tmp_path),
     )
     assert (recipe(model).learning_rate, recipe(model).clip_range) == (1e-3, 0.2)
     seen: list[Any] = []
@@ -103,7 +105,6 @@ def test_functions_become_schedules_of_the_remaining_training() -> None:
 
 
 def model_records(model: Any) -> list[dict[str, Any]]:
-    from pathlib import Path
 
     from unidle.metrics.jsonl import read_records
 
@@ -156,10 +157,10 @@ class Picture(Choice):
 def test_features_extractor_gets_scaled_images_and_trains() -> None:
     kwargs = {"features_extractor_class": Extractor, "features_extractor_kwargs": {"features_dim": 7}}
     model = PPO("CnnPolicy", Picture(), policy_kwargs=kwargs, n_steps=16, batch_size=16, n_epochs=1)
-    before = model.get_parameters()["policy"]["encoder.module.module.linear.weight"]
+    before = model.get_parameters()["policy"]["features_extractor.linear.weight"]
     assert before.shape == (7, 36)
     model.learn(16)
-    assert not torch.equal(before, model.get_parameters()["policy"]["encoder.module.module.linear.weight"])
+    assert not torch.equal(before, model.get_parameters()["policy"]["features_extractor.linear.weight"])
 
 
 @pytest.mark.parametrize(

@@ -189,10 +189,10 @@ def test_error_at_the_end_of_training_keeps_what_was_learned() -> None:
             raise RuntimeError("enough")
 
     learner = model()
-    before = learner.get_parameters()["policy"]["actor_head.weight"]
+    before = learner.get_parameters()["policy"]["action_net.weight"]
     with pytest.raises(RuntimeError, match="enough"):
         learner.learn(32, Fails())
-    assert not torch.equal(learner.get_parameters()["policy"]["actor_head.weight"], before)
+    assert not torch.equal(learner.get_parameters()["policy"]["action_net.weight"], before)
     trace = Trace()
     learner.learn(32, trace, reset_num_timesteps=False)
     assert trace.steps == list(range(34, 66, 2))

@@ -13,4 +13,5 @@ from unidle.api.training import resume as resume
 from unidle.api.training import resume_group as resume_group
 from unidle.api.training import start as start
 from unidle.api.training import start_group as start_group
+from unidle.api.training import start_without_folder as start_without_folder
 from unidle.api.training import train as train

@@ -16,6 +16,7 @@ from unidle.config.files import display_path
 from unidle.config.machine import limit_threads
 from unidle.config.resolve import shown_notes
 from unidle.engine.callbacks import Callbacks, ProgressDisplay, SilentDisplay
+from unidle.engine.checkpoint.no_folder import NoFolder
 from unidle.engine.checkpoint.provenance import provenance
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.warm_start import warm_start
@@ -78,6 +79,23 @@ class Build:
         trained = TrainedRun(path, self.maker, self.network)
         trained.stopped_by = trainer.stopped_by
         return trained
+
+    @guarded_output()
+    def train_without_folder(self, config: Config) -> int | None:
+        """Train one run that keeps no files; returns the signal that stopped it early, if one did.
+
+        Its callbacks get the state, with which `state` of another run continues.
+        """
+        limit_threads()
+        with nullcontext(_Quiet()) if self.quiet else Display() as display, OtherTrainers() as others:
+            trainer = self._trainer(config, display, others=others)
+            try:
+                if config.run.init_from is not None and self.state is None:
+                    warm_start(config, trainer.algo, trainer.collector, trainer.env_spec, display.on_message)
+                trainer.train(NoFolder(), self.state)
+            finally:
+                trainer.close()
+        return trainer.stopped_by
 
     @guarded_output()
     def train_group(

@@ -115,6 +115,27 @@ def start(
         raise
 
 
+def start_without_folder(
+    config: Config,
+    maker: EnvMaker,
+    network: NetworkFactory | None = None,
+    callbacks: Callbacks | None = None,
+    quiet: bool = False,
+    state: dict[str, Any] | None = None,
+    schedules: Mapping[str, Schedule] | None = None,
+) -> int | None:
+    """Train a validated config without a run folder; returns the signal that stopped the run early, if one did.
+
+    What was learned reaches the `callbacks` only. `state` and `schedules` as in `start`.
+    """
+    cwd = Path.cwd()
+    if config.run.init_from is not None:
+        config = config.with_run(init_from=str(cwd / config.run.init_from))
+    network = network or resolve_network(config.recipe.network)[0]
+    build = Build(maker_for(maker, config), network, callbacks or Callbacks(), (), quiet, cwd, state, schedules or {})
+    return build.train_without_folder(config)
+
+
 def start_group(
     config: Config,
     seeds: int | str | Sequence[int],

@@ -18,8 +18,11 @@ from unidle.nn.actor_critic import n_parameters
 _FEW_ITERATIONS = 10
 
 
-def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, step: int) -> dict[str, str]:
-    """Name and text of each line of the summary. The run starts, or resumes, at `step`."""
+def run_facts(config: Config, parts: RunParts, folder: Path | None, eval_workers: int, step: int) -> dict[str, str]:
+    """Name and text of each line of the summary. The run starts, or resumes, at `step`.
+
+    `folder` is None if it keeps no files.
+    """
     recipe, run, env_spec, workers = config.recipe, config.run, parts.env_spec, parts.workers
     duration = f"{short_time(env_spec.step_seconds)} per step"
     backend = (
@@ -38,7 +41,7 @@ def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, 
     device = next(policy.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     facts = {
-        "run": display_path(folder),
+        **({} if folder is None else {"run": display_path(folder)}),
         "environment": f"{run.env}, {backend}",
         "preset": run.preset or "none",
         "total batch": f"n_envs {recipe.n_envs} × n_steps {recipe.n_steps} = {recipe.total_batch:,}",

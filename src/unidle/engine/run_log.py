@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from unidle.config import Config
+from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.metrics.jsonl import JsonlWriter
@@ -19,19 +20,21 @@ from unidle.metrics.writer import MetricWriter
 
 
 def open_log(
-    folder: Path, config: Config, step: int, writers: Sequence[MetricWriter], say: Callable[[str], None]
+    folder: RunFolder, config: Config, step: int, writers: Sequence[MetricWriter], say: Callable[[str], None]
 ) -> MetricLog:
     """The log of a run that starts, or resumes, at `step`; `writers` are the user's own."""
-    run = config.run
+    if not folder.is_kept:
+        return MetricLog(None, writers, say)
+    run, path = config.run, folder.path
     built_in: list[MetricWriter] = []
     tags = (*SB3_TAGS, *(CLEANRL_TAGS if run.cleanrl_tags else ()))
     with contextlib.ExitStack() as opened:  # closes them if another one cannot be opened
-        jsonl = opened.enter_context(contextlib.closing(JsonlWriter(folder / "metrics.jsonl", step, say)))
+        jsonl = opened.enter_context(contextlib.closing(JsonlWriter(path / "metrics.jsonl", step, say)))
         if run.tensorboard:
-            writer = TensorBoardWriter(folder / "tensorboard", step, tags)
+            writer = TensorBoardWriter(path / "tensorboard", step, tags)
             built_in.append(opened.enter_context(contextlib.closing(writer)))
         if run.wandb:
-            built_in.append(WandbWriter(folder, config.flat(), step, tags))
+            built_in.append(WandbWriter(path, config.flat(), step, tags))
         opened.pop_all()
     return MetricLog(jsonl, [*built_in, *writers], say)
 

@@ -180,12 +180,12 @@ class Trainer:
         if state is not None and self._is_over:
             self._saver.keep_settings(state["settings"])
         else:
-            if state is not None:
+            if state is not None and folder.is_kept:
                 settings = folder.config(), state["settings"], self.config
                 record_changes(folder.path, *settings, progress.step, self._clock.wall(), kernels, say)
             # Only now: settings that do not fit the checkpoint or the columns of monitor.csv are not saved.
             folder.save_config(self.config, progress.step)
-        self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
+        self._log = open_log(folder, self.config, progress.step, self._writers, say)
         end.callback(self._log.close)
         parts = self._log, self.collector, progress, self._clock
         self._iterations = IterationLog(*parts, self.config.run.timesteps, say, monitor)
@@ -248,7 +248,8 @@ class Trainer:
         """Show the run's summary, and warnings about its settings."""
         run, progress, display = self.config.run, self.progress, self._display
         total = round_up_timesteps(run.timesteps, self.config.recipe.total_batch)
-        facts = run_facts(self.config, self._parts, self._folder.path, self._evaluations.processes, progress.step)
+        path = self._folder.path if self._folder.is_kept else None
+        facts = run_facts(self.config, self._parts, path, self._evaluations.processes, progress.step)
         display.on_start(facts, max(progress.step, total), progress.step, progress.best)
         for text in start_notes(self.config, self.env_spec):
             display.on_message(text)
@@ -354,7 +355,7 @@ class Trainer:
         return ResumableError(str(error).rstrip(), f"Fix it, then resume with: {command}")
 
     def _check_finite(self, non_finite: NonFinite | None, metrics: dict[str, float]) -> None:
-        recipe, checkpoints = self.config.recipe, self._folder.checkpoints
+        recipe, checkpoints = self.config.recipe, self._folder.checkpoints if self._folder.is_kept else None
         reason = why_not_finite(non_finite, metrics, self.progress.step, recipe, checkpoints)
         if reason is not None:
             raise TrainingError(reason)
@@ -410,6 +411,8 @@ class Trainer:
         return self._saver.state(self._evaluations.state())
 
     def _save(self) -> None:
+        if not self._folder.is_kept:
+            return
         self._iterations.flush()  # so that the log is complete up to the checkpoint
         self._timeline.enter(CHECKPOINT)
         self._saver.save(self._folder, self._evaluations.state())

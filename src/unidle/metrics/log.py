@@ -12,15 +12,19 @@ from unidle.metrics.writer import MetricWriter
 class MetricLog:
     """Writes to `metrics.jsonl`, which must succeed, and to other writers, which may fail."""
 
-    def __init__(self, jsonl: JsonlWriter, writers: Sequence[MetricWriter], say: Callable[[str], None]) -> None:
-        """A writer that fails is dropped, with a message to `say`, and the run continues."""
+    def __init__(self, jsonl: JsonlWriter | None, writers: Sequence[MetricWriter], say: Callable[[str], None]) -> None:
+        """A writer that fails is dropped, with a message to `say`, and the run continues.
+
+        `jsonl` is None if the run keeps no files.
+        """
         self._jsonl, self._writers, self._say = jsonl, list(writers), say
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a record; its numbers also go to the metric writers, unless it is the record of a fault."""
-        self._jsonl.append(record)
-        if record["kind"] == "fault":
-            return  # an event, not a curve
+        if self._jsonl is not None:
+            self._jsonl.append(record)
+        if record["kind"] == "fault" or not self._writers:
+            return  # a fault is an event, not a curve
         metrics = {
             name: float(value)
             for name, value in record.items()
@@ -40,7 +44,8 @@ class MetricLog:
                 writer.close()
             except Exception as error:
                 self._say(f"{_name(writer)} could not be closed ({_reason(error)}).")
-        self._jsonl.close()
+        if self._jsonl is not None:
+            self._jsonl.close()
 
 
 def _name(writer: MetricWriter) -> str:

@@ -6,20 +6,16 @@ from typing import Any, TypeVar
 
 from unidle.errors import UsageError
 
-_PARAMETERS = "weights and optimiser states are in get_parameters(), under unidle's names"
-_BUFFER = 'pass tensorboard_log and settings={"save_replay_buffer": True}, and resume its run folder with unidle.resume'
+_NETWORKS = "its networks are in model.policy, and the algorithm's state is in get_parameters()"
+_BUFFER = "PPO has no replay buffer"
 _LEARN = "training is a run of unidle's own loop; call learn"
 _ABSENT = {
-    **dict.fromkeys(("actor", "actor_target", "critic", "critic_target", "q_net", "q_net_target"), _PARAMETERS),
-    **dict.fromkeys(("log_ent_coef", "ent_coef_tensor", "ent_coef_optimizer"), _PARAMETERS),
-    **dict.fromkeys(("save_replay_buffer", "load_replay_buffer"), _BUFFER),
+    **dict.fromkeys(("actor", "actor_target", "critic", "critic_target", "q_net", "q_net_target"), _NETWORKS),
+    **dict.fromkeys(("log_ent_coef", "ent_coef_tensor", "ent_coef_optimizer"), _NETWORKS),
+    **dict.fromkeys(("replay_buffer", "save_replay_buffer", "load_replay_buffer"), _BUFFER),
     **dict.fromkeys(("train", "collect_rollouts"), _LEARN),
-    "replay_buffer": "a second learn continues with it, but it cannot be read",
     "rollout_buffer": "a callback has rewards, dones and infos of each step in self.locals",
-    "set_logger": "pass tensorboard_log to the model, and log numbers with self.logger.record in a callback",
-    "set_random_seed": "pass seed=… to the model",
-    "lr_schedule": "pass learning_rate as a function of the part of training that remains",
-    "exploration_rate": "it is logged as train/epsilon",
+    "exploration_rate": "it does not explore with random actions",
     "ep_success_buffer": "EvalCallback and evaluate_policy have the results of evaluations",
 }
 

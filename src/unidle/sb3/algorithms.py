@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from unidle.sb3.fixed_argument import FixedArgument
 from unidle.sb3.model import Model
+from unidle.sb3.off_policy_model import OffPolicyModel
+from unidle.sb3.policy_part import PolicyPart
 
 Scheduled = float | Callable[[float], float]  # a number, or a function of the part of training that remains, 1 to 0
 
@@ -66,10 +70,13 @@ class PPO(Model):
         super().__init__(locals())
 
 
-class SAC(Model):
+class SAC(OffPolicyModel):
     """Soft actor-critic."""
 
     algo = "sac"
+    actor = PolicyPart()
+    critic = PolicyPart()
+    critic_target = PolicyPart()
     buffer_size = FixedArgument()
     learning_starts = FixedArgument()
     tau = FixedArgument()
@@ -116,11 +123,29 @@ class SAC(Model):
     ) -> None:
         super().__init__(locals())
 
+    @property
+    def log_ent_coef(self) -> torch.Tensor | None:
+        """The logarithm of the learned temperature; None if `ent_coef` is a number."""
+        return self._log_temperature() if self.ent_coef == "auto" else None
 
-class TD3(Model):
+    @property
+    def ent_coef_tensor(self) -> torch.Tensor:
+        """The temperature."""
+        return self._log_temperature().exp()
+
+    def _log_temperature(self) -> torch.Tensor:
+        found: torch.Tensor = self._state()["algo"]["log_temperature"]
+        return found.detach().clone().view(1)
+
+
+class TD3(OffPolicyModel):
     """Twin delayed DDPG."""
 
     algo = "td3"
+    actor = PolicyPart()
+    actor_target = PolicyPart()
+    critic = PolicyPart()
+    critic_target = PolicyPart()
     buffer_size = FixedArgument()
     learning_starts = FixedArgument()
     tau = FixedArgument()
@@ -164,10 +189,12 @@ class TD3(Model):
         super().__init__(locals())
 
 
-class DQN(Model):
+class DQN(OffPolicyModel):
     """Deep Q-learning."""
 
     algo = "dqn"
+    q_net = PolicyPart()
+    q_net_target = PolicyPart()
     buffer_size = FixedArgument()
     learning_starts = FixedArgument()
     tau = FixedArgument()
@@ -211,3 +238,13 @@ class DQN(Model):
         settings: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
+
+    @property
+    def exploration_rate(self) -> float:
+        """The share of random actions, in training and in `predict` that is not deterministic."""
+        return float(self._state()["algo"]["policy"]["distribution.epsilon"])
+
+    @exploration_rate.setter
+    def exploration_rate(self, value: float) -> None:
+        self._state()["algo"]["policy"]["distribution.epsilon"].fill_(float(value))
+        self._agent = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
-from torch import nn
 
 from unidle.algos.schedules import Schedule
 from unidle.config import Config
@@ -17,7 +17,7 @@ from unidle.config.convert import in_brief
 from unidle.config.foreign.files import convert_sb3_arguments, sb3_values
 from unidle.config.presets import load_preset
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import NetworkFactory
+from unidle.sb3.features import Extractor, take_extractor
 
 SCHEDULED = ("learning_rate", "clip_range")
 _POLICY_CLASSES = {
@@ -25,7 +25,6 @@ _POLICY_CLASSES = {
     "ActorCriticCnnPolicy": "CnnPolicy",
     "MultiInputActorCriticPolicy": "MultiInputPolicy",
 }
-_EXTRACTOR = ("features_extractor_class", "features_extractor_kwargs")
 
 
 @dataclass(frozen=True)
@@ -35,30 +34,30 @@ class Arguments:
     config: Config
     notes: list[str]
     schedules: dict[str, Schedule]  # given as functions
-    network: NetworkFactory | None
+    extractor: Extractor
 
 
 def read_arguments(algo: str, given: Mapping[str, Any], n_envs: int, settings: Mapping[str, Any]) -> Arguments:
     """The arguments of a constructor; `settings` are unidle's own, which override them."""
-    plain, schedules, network = _plain(algo, given)
+    plain, schedules, extractor = _plain(algo, given)
     converted = convert_sb3_arguments(algo, plain, n_envs)
     assert converted.base_preset is not None
     base = load_preset(converted.base_preset).apply(Config())
     # Evaluations and best policies are for callbacks, as in Stable-Baselines3.
     own = {"n_envs": n_envs, "preset": converted.base_preset, "eval_every": 0, "save_replay_buffer": False}
     config = base.with_values({**converted.values, **own}, algo.upper()).with_values(dict(settings), "settings")
-    return Arguments(config, converted.notes, schedules, network)
+    return Arguments(config, converted.notes, schedules, extractor)
 
 
 def changed_arguments(algo: str, given: Mapping[str, Any], config: Config) -> Arguments:
     """`config` with the arguments that `load` was given."""
-    plain, schedules, network = _plain(algo, given)
+    plain, schedules, extractor = _plain(algo, given)
     values, notes = sb3_values(algo, plain, config.recipe)
-    return Arguments(config.with_values(values, algo.upper()), notes, schedules, network)
+    return Arguments(config.with_values(values, algo.upper()), notes, schedules, extractor)
 
 
-def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Schedule], NetworkFactory | None]:
-    """The arguments as plain values, the schedules among them, and the network."""
+def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Schedule], Extractor]:
+    """The arguments as plain values, the schedules among them, and the features extractor."""
     plain, schedules = dict(given), {}
     for name in SCHEDULED:
         if callable(plain.get(name)):
@@ -78,19 +77,33 @@ def _plain(algo: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
             "'MultiInputPolicy', and your network as policy_kwargs['features_extractor_class']."
         )
     options = dict(plain.get("policy_kwargs") or {})
-    network = _network(options)
+    extractor = take_extractor(options, policy)
     if options.get("net_arch", ()) is None:  # the default
         del options["net_arch"]
     if options.get("normalize_images") is True:  # unidle always does
         del options["normalize_images"]
+    if options.get("share_features_extractor") is (algo == "ppo"):  # as unidle has it
+        del options["share_features_extractor"]
     plain["policy_kwargs"] = {name: _without_classes(value) for name, value in options.items()}
-    if isinstance(plain.get("device"), torch.device):
-        plain["device"] = str(plain["device"])
+    plain["device"] = _device(plain.get("device"))
     if plain.pop("action_noise", None) is not None:
         plain |= _action_noise(algo, given["action_noise"])
+    if isinstance(plain.get("train_freq"), str):
+        raise UsageError(f"{algo.upper()}: `train_freq` is {plain['train_freq']!r}; pass a number of steps.")
+    if plain.get("replay_buffer_kwargs") == {"handle_timeout_termination": True}:  # unidle always does
+        plain["replay_buffer_kwargs"] = None
     if plain.get("target_entropy") is not None and "target_entropy" in plain:
         plain["target_entropy"] = None if plain["target_entropy"] == "auto" else float(plain["target_entropy"])
-    return plain, schedules, network
+    return plain, schedules, extractor
+
+
+def _device(device: Any) -> str | None:
+    """The device as text; the CPU where there is no GPU, as in Stable-Baselines3."""
+    name = None if device is None else str(device)
+    if name is not None and name.startswith("cuda") and not torch.cuda.is_available():
+        warnings.warn("There is no GPU that torch can use; the model is on the CPU.", stacklevel=2)
+        return "cpu"
+    return name
 
 
 def _policy_name(policy: Any) -> str:
@@ -102,6 +115,11 @@ def _policy_name(policy: Any) -> str:
 
 def _is_constant(schedule: Any) -> bool:
     return callable(schedule) and schedule(1.0) == schedule(0.5) == schedule(0.0)
+
+
+def seed_of(seed: int | None) -> int:
+    """The seed, or a random one."""
+    return secrets.randbelow(2**31) if seed is None else int(seed)
 
 
 def first_value(given: Any) -> Any:
@@ -133,6 +151,9 @@ def _without_classes(value: Any) -> Any:
 
 
 def _action_noise(algo: str, noise: Any) -> dict[str, Any]:
+    is_none = type(noise).__name__ == "NormalActionNoise" and not np.any(noise._mu) and not np.any(noise._sigma)
+    if is_none:
+        return {}
     if algo != "td3":
         raise UsageError(
             f"{algo.upper()}: `action_noise` needs TD3; {algo.upper()} explores by sampling its actions. Leave it out."
@@ -144,48 +165,3 @@ def _action_noise(algo: str, noise: Any) -> dict[str, Any]:
             "0 and the same sigma for all actions."
         )
     return {"noise_type": "normal", "noise_std": deviations.pop()}
-
-
-# -- features extractors -----------------------------------------------------------------------------------------------
-
-
-def _network(options: dict[str, Any]) -> NetworkFactory | None:
-    """Take the features extractor out of `policy_kwargs`."""
-    kind, kwargs = (options.pop(name, None) for name in _EXTRACTOR)
-    if kind is None or kind.__name__ in ("FlattenExtractor", "NatureCNN", "CombinedExtractor"):  # unidle's own do that
-        return None
-    return lambda observations, actions: _Extractor(kind(observations, **(kwargs or {})), observations)
-
-
-_CHANGING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-
-
-class _Extractor(nn.Module):
-    """A features extractor of Stable-Baselines3, with the observations that it expects."""
-
-    def __init__(self, module: nn.Module, space: spaces.Space) -> None:
-        super().__init__()
-        changing = [type(layer).__name__ for layer in module.modules() if isinstance(layer, _CHANGING)]
-        if changing:
-            raise UsageError(
-                f"The features extractor has a {changing[0]}, which is another function while learning than while "
-                "acting, but unidle has one for both; leave it out, or use LayerNorm."
-            )
-        self.module, self._space = module, space
-
-    def forward(self, observation: Any) -> torch.Tensor:
-        """Prepare the observation, and extract features."""
-        features: torch.Tensor = self.module(_prepared(observation, self._space))
-        return features
-
-
-def _prepared(observation: Any, space: spaces.Space) -> Any:
-    """Floats: images from 0 to 1, categories one-hot."""
-    if isinstance(space, spaces.Dict):
-        return {key: _prepared(observation[key], part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Discrete):
-        return nn.functional.one_hot(observation.long().flatten() - int(space.start), int(space.n)).float()
-    if isinstance(space, spaces.MultiDiscrete):
-        raise UsageError("A features extractor gets Box, Discrete and MultiBinary observations; flatten yours.")
-    is_image = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
-    return observation.float() / 255.0 if is_image else observation.float()

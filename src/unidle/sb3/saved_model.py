@@ -19,9 +19,9 @@ from unidle.engine.checkpoint.run_folder import without_replay_buffer
 from unidle.engine.checkpoint.snapshot import snapshot
 from unidle.engine.progress import Progress
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import NetworkFactory
 from unidle.sb3.arguments import SCHEDULED, changed_arguments, first_value, is_above_zero
 from unidle.sb3.envs import Envs, resolve_envs
+from unidle.sb3.features import Extractor
 from unidle.sb3.zip_file import File, Saved, read_zip, write_zip
 
 _KEPT = ("algo", "spaces", "env_statistics", *dataclasses.asdict(Progress()))
@@ -34,7 +34,7 @@ class Restored:
     config: Config
     envs: Envs | None
     schedules: dict[str, Schedule]
-    network: NetworkFactory | None
+    extractor: Extractor
     state: dict[str, Any]
     needs: list[str]  # arguments that were Python objects
     others: dict[str, Any]  # arguments that are no settings
@@ -61,7 +61,10 @@ def read_model(archive: zipfile.ZipFile, shown: object, algo: str, env: Any, giv
     settings = {**saved.settings, "preset": algo if algo != "ppo" else "classic", "eval_every": 0}
     config = Config().with_values({**settings, "save_replay_buffer": False}, "model")
     read = changed_arguments(algo, given, config)
-    if "policy_kwargs" in saved.needs and read.network is None:
+    extractor = read.extractor
+    if extractor.kind is None and saved.others.get("features_extractor"):
+        extractor = Extractor.from_plain(saved.others["features_extractor"])
+    if "policy_kwargs" in saved.needs and extractor.kind is None:
         raise UsageError(
             "The model has a custom network; pass policy_kwargs with its features_extractor_class to load."
         )
@@ -70,7 +73,7 @@ def read_model(archive: zipfile.ZipFile, shown: object, algo: str, env: Any, giv
         envs = resolve_envs(env)
         config, state = _with_n_envs(config, state, envs.n_envs)
         config = config.with_values(envs.settings, "env")
-    return Restored(config, envs, read.schedules, read.network, state, saved.needs, saved.others)
+    return Restored(config, envs, read.schedules, extractor, state, saved.needs, saved.others)
 
 
 def usable_objects(custom_objects: Mapping[str, Any] | None, arguments: Iterable[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from unidle.envs.adapter_registry import adapter_for
 from unidle.errors import UsageError, wrap_errors
 from unidle.sb3.envs import Envs
+from unidle.sb3.errors import ArgumentError
 from unidle.spaces.observations import ObservationLayout
 
 _ACTIONS: dict[str, tuple[type[spaces.Space], ...]] = {
@@ -16,6 +17,16 @@ _ACTIONS: dict[str, tuple[type[spaces.Space], ...]] = {
     "sac": (spaces.Box, spaces.Discrete),
     "td3": (spaces.Box,),
 }
+
+
+def refuse_reset_result(observation: Any, space: spaces.Space) -> None:
+    """An error if it is what `reset` of a gymnasium.Env returns."""
+    is_result = isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict)
+    if is_result and not isinstance(space, spaces.Tuple):
+        raise ArgumentError(
+            "predict got a tuple (observation, info), as reset of a gymnasium.Env returns it: you are mixing Gym API "
+            "and VecEnv API; pass its first item."
+        )
 
 
 def check_spaces(algo: str, policy: Any, envs: Envs) -> None:

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unidle.algos.registry import AnyPolicy
+from unidle.buffers.rollout import Rollout
+from unidle.config.settings import OffPolicyRecipe
 from unidle.engine.callbacks import CallbackContext, Callbacks
+from unidle.engine.iteration_log import is_due
 from unidle.errors import UsageError
 from unidle.sb3.common.callbacks import CallbackList, ConvertCallback
+from unidle.sb3.logger import sb3_metrics
+from unidle.sb3.steps import Step, steps_of
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import ObservationLayout
 
 if TYPE_CHECKING:
     from unidle.sb3.model import Model
+
+
+def latest_episodes(size: int) -> deque[dict[str, Any]]:
+    """Empty: for the latest episodes (r, l and t) while `learn` has a callback."""
+    return deque(maxlen=size)
 
 
 def as_callback(callback: Any) -> Any:
@@ -41,6 +56,9 @@ class Training:
         self._returns, self._lengths = np.zeros(model.n_envs), np.zeros(model.n_envs, np.int64)  # of open episodes
         self._began = time.time()
         self._has_started = False  # the callback has
+        self._logged = 0  # iterations or episodes until the latest record in a logger that was set
+        self._is_off_policy = isinstance(model.config.recipe, OffPolicyRecipe)
+        self._layouts: tuple[ObservationLayout, ActionLayout] | None = None
 
     def callbacks(self) -> Callbacks:
         """For the trainer."""
@@ -52,27 +70,46 @@ class Training:
         for env, rewards in enumerate(state["collector"].get("rewards", ())):
             self._returns[env], self._lengths[env] = float(rewards.sum()), len(rewards)
         if self._initial is not None:
+            has_replay_buffer = "experience" in self._initial["algo"]
             self._initial.clear()
-            gc.collect()  # the previous run's trainer, which refers to itself
+            if has_replay_buffer:
+                gc.collect()  # the previous run's trainer, which refers to itself
         if self._callback is not None:
             self._callback.init_callback(self._model)
             self._callback.on_training_start({"self": self._model, **self._arguments}, {})
             self._has_started = True
-        self._model.logger.dump()
+        self._log({})
 
     def _after_iteration(self, context: CallbackContext) -> None:
         before = self._model.num_timesteps
         self._model.attach(context)
         if self._callback is not None and not self._call(context, before):
             context.stop()
-        self._model.logger.dump()
+        self._log(context.record)
 
     def _on_end(self, context: CallbackContext) -> None:
         self._model.attach(context)
         self._model.save_state()  # first: the callback may raise
         if self._has_started:
             self._callback.on_training_end()
-        self._model.logger.dump()
+        self._log({})
+
+    def _log(self, record: Mapping[str, Any]) -> None:
+        """Write what was logged; to a logger that was set, with the metrics, every `log_interval` iterations.
+
+        For off-policy algorithms, that counts episodes.
+        """
+        if not self._model.has_own_logger:
+            self._model.logger.dump()
+            return
+        interval = self._arguments["log_interval"]
+        if not record or interval is None:
+            return
+        before, self._logged = self._logged, record["rollout/episodes" if self._is_off_policy else "iteration"]
+        if is_due(before, self._logged, interval):
+            for name, value in sb3_metrics(record).items():
+                self._model.logger.record(name, value)
+            self._model.logger.dump(record["step"])
 
     def _call(self, context: CallbackContext, before: int) -> bool:
         """Call the callback for every step of the iteration; False if one asked to stop."""
@@ -82,11 +119,9 @@ class Training:
         if rollout is None:  # the device ran several iterations
             goes_on = callback.on_step()
         else:
-            rewards = rollout.rewards.cpu().numpy()
-            terminated, truncated = rollout.terminated.cpu().numpy(), rollout.truncated.cpu().numpy()
-            for step in range(len(rewards)):
+            for step, arrays in enumerate(self._steps(rollout, context.policy)):
                 model.num_timesteps = before + (step + 1) * model.n_envs
-                callback.update_locals(self._locals(rewards[step], terminated[step], truncated[step]))
+                callback.update_locals(self._locals(*arrays))
                 if not callback.on_step():
                     goes_on = False
                     break
@@ -94,7 +129,14 @@ class Training:
         callback.on_rollout_end()
         return goes_on
 
-    def _locals(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> dict[str, Any]:
+    def _steps(self, rollout: Rollout, policy: AnyPolicy) -> Iterator[Step]:
+        if self._layouts is None:
+            self._layouts = self._model.agent.obs_layout, self._model.agent.action_layout
+        return steps_of(rollout, policy, *self._layouts)
+
+    def _locals(
+        self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, actions: Any, new_obs: Any
+    ) -> dict[str, Any]:
         dones = terminated | truncated
         self._returns += rewards
         self._lengths += 1
@@ -104,4 +146,4 @@ class Training:
             self._model.ep_info_buffer.append(episode)
             infos[index] = {"episode": episode, "TimeLimit.truncated": bool(truncated[index])}
         self._returns[dones], self._lengths[dones] = 0.0, 0
-        return {"rewards": rewards, "dones": dones, "infos": infos}
+        return {"rewards": rewards, "dones": dones, "infos": infos, "actions": actions, "new_obs": new_obs}

@@ -65,7 +65,7 @@ def open_zip(file: File) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(source)
     except zipfile.BadZipFile:
-        raise UsageError(f"{file} is not a saved model, or is damaged; use a zip that `save` wrote.") from None
+        raise UsageError(f"{file} wasn't a zip-file, or is damaged; use one that `save` wrote.") from None
 
 
 def is_own(archive: zipfile.ZipFile) -> bool:

@@ -34,6 +34,8 @@ _NAME = re.compile(r"step-(\d+)\.pt")
 class RunFolder:
     """`runs/<name>/`: config.yaml, metrics.jsonl, changes.jsonl, tensorboard/, checkpoints/, report.html, …."""
 
+    is_kept = True  # whether the run writes files: see `NoFolder`
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"

@@ -53,18 +53,18 @@ def first_non_finite(finite: Tensor, rollout: Rollout, iteration: int) -> NonFin
 
 
 def why_not_finite(
-    non_finite: NonFinite | None, metrics: dict[str, float], step: int, recipe: Recipe, checkpoints: Path
+    non_finite: NonFinite | None, metrics: dict[str, float], step: int, recipe: Recipe, checkpoints: Path | None
 ) -> str | None:
     """A message if an environment returned a NaN or infinite value, or the update at `step` has led to one."""
-    kept = f"the last good checkpoint is kept in {checkpoints}."
+    kept = "" if checkpoints is None else f"; the last good checkpoint is kept in {checkpoints}"
     if non_finite is not None:
-        return f"{non_finite.message(recipe)}; {kept}"
+        return f"{non_finite.message(recipe)}{kept}."
     what = _diverged(metrics)
     if what is None:
         return None
     normalise = ", or normalise observations and rewards (--normalize-obs --normalize-reward)"
     remedy = f"Lower the learning rate{normalise if recipe.on_policy else ''}."
-    return f"Learning diverged: {what} is NaN or infinite at step {step}; {kept} {remedy}"
+    return f"Learning diverged: {what} is NaN or infinite at step {step}{kept}. {remedy}"
 
 
 def _diverged(metrics: dict[str, float]) -> str | None:

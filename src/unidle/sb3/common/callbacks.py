@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from unidle.errors import UsageError
 from unidle.sb3.common.base_callbacks import BaseCallback as BaseCallback
 from unidle.sb3.common.base_callbacks import CallbackList as CallbackList
 from unidle.sb3.common.base_callbacks import ConvertCallback as ConvertCallback
@@ -59,18 +58,16 @@ class CheckpointCallback(BaseCallback):
         verbose: int = 0,
     ) -> None:
         super().__init__(verbose)
-        if save_replay_buffer:
-            raise UsageError(
-                "unidle.sb3 does not save replay buffers on their own; leave out save_replay_buffer, and pass "
-                "tensorboard_log to the model, whose run folder can be resumed with unidle.resume."
-            )
         self.save_freq, self.save_path, self.name_prefix = save_freq, Path(save_path), name_prefix
-        self.save_vecnormalize = save_vecnormalize
+        self.save_replay_buffer, self.save_vecnormalize = save_replay_buffer, save_vecnormalize
 
     def _on_step(self) -> bool:
         if self.n_calls % self.save_freq == 0:
             path = self.save_path / f"{self.name_prefix}_{self.num_timesteps}_steps.zip"
             self.model.save(path)
+            if self.save_replay_buffer and hasattr(self.model, "replay_buffer"):
+                name = f"{self.name_prefix}_replay_buffer_{self.num_timesteps}_steps.pkl"
+                self.model.save_replay_buffer(self.save_path / name)
             normaliser = self.model.get_vec_normalize_env() if self.save_vecnormalize else None
             if normaliser is not None:
                 normaliser.save(str(self.save_path / f"{self.name_prefix}_vecnormalize_{self.num_timesteps}_steps.pkl"))

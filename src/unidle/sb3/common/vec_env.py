@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import multiprocessing
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +22,8 @@ import numpy as np
 from gymnasium import spaces
 
 from unidle.envs.vector.worker_group import WorkerGroup
-from unidle.errors import UsageError
 from unidle.integrations.worker_vec_env import Indices, WorkerVecEnv, start_workers
+from unidle.sb3.errors import ArgumentError
 from unidle.sb3.theirs import name_of_theirs
 from unidle.spaces.tree import follow, rebuild, walk
 
@@ -69,11 +71,11 @@ class VecEnv(ABC):
 
     def __init__(self, env_fns: Sequence[EnvFunction]) -> None:
         if not env_fns:
-            raise UsageError("env_fns is empty; pass at least one function that creates an environment.")
+            raise ArgumentError("env_fns is empty; pass at least one function that creates an environment.")
         self.env_fns, self.num_envs = [_bound(function) for function in env_fns], len(env_fns)
         existing = {id(function.env) for function in self.env_fns if isinstance(function, ExistingEnv)}
         if len(existing) < sum(isinstance(function, ExistingEnv) for function in self.env_fns):
-            raise UsageError(
+            raise ArgumentError(
                 "Two of env_fns return the same environment; create one in each function, as in lambda: "
                 "gymnasium.make('CartPole-v1')."
             )
@@ -157,7 +159,13 @@ class VecEnv(ABC):
         return self.env_method("render") if self.render_mode == "rgb_array" else [None] * self.num_envs
 
     def render(self, mode: str | None = None) -> Any:
-        """Render each environment; returns the frame of the first."""
+        """Render each environment; returns the frame of the first. `mode` is that of the environments."""
+        if mode is not None and mode != self.render_mode:
+            warnings.warn(
+                f"`mode` is {mode!r}, but the environments were created with render_mode={self.render_mode!r}, which "
+                "they keep; create them with the other mode.",
+                stacklevel=2,
+            )
         return self.env_method("render")[0]
 
     def seed(self, seed: int | None = None) -> list[int | None]:
@@ -268,6 +276,7 @@ class SubprocVecEnv(WorkerVecEnv, VecEnv):
     def __init__(
         self, env_fns: Sequence[EnvFunction], start_method: str | None = None, *, workers: int | None = None
     ) -> None:
+        multiprocessing.get_context(start_method)  # raises a ValueError for an unknown one
         super().__init__(env_fns)
         self._workers = workers
 

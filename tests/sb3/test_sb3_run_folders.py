@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unidle.errors import UsageError
-from unidle.sb3.run_name import reserve_folder
+from unidle.sb3.run_folders import reserve_folder
 
 
 def test_number_after_the_highest_is_taken(tmp_path: Path) -> None:
