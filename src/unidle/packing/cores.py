@@ -13,7 +13,7 @@ from unidle.packing.jobs import Job
 
 _CPUS = Path("/sys/devices/system/cpu")
 _STAT = Path("/proc/stat")
-_LOOK_S = 0.2
+_SAMPLE_S = 0.2
 
 
 def usable_cores() -> list[int]:
@@ -25,7 +25,7 @@ def usable_cores() -> list[int]:
     cores, allowed = sorted(os.sched_getaffinity(0)), available_cores()
     if allowed < len(cores):
         before = _busy_ticks()
-        time.sleep(_LOOK_S)
+        time.sleep(_SAMPLE_S)
         now = _busy_ticks()
         cores.sort(key=lambda core: now.get(core, 0) - before.get(core, 0))
     return sorted(cores[:allowed], key=_position)
