@@ -5,8 +5,9 @@
 PPO on HalfCheetah-v5, and on a CPU CartPole-v1. *one* is a single run, *processes* are K ordinary runs started
 together, *divided* the same with the cores divided among them (`--workers`), *mps* the same under NVIDIA MPS, *group*
 is one process with K seeds. *bare* only steps the environments of K runs, with random actions. Steps/s are those of
-all runs together, while all of them train: from `WARM_UP_S` after the last run's first iteration. Evaluation,
-checkpoints and TensorBoard are off. GPU is NVML's utilisation in that time.
+all runs together, while all of them train: from `WARM_UP_S` after the last run's first iteration. Steps per CPU second,
+of trainers and workers, also tell on a machine that is busy with other work. Evaluation, checkpoints and TensorBoard
+are off. GPU is NVML's utilisation in that time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +128,10 @@ def measure(side: str, name: str, runs: int, seconds: float) -> dict[str, float]
             ready = time.time()
             if use is not None:
                 use.start()
-            time.sleep(WARM_UP_S + seconds)
+            time.sleep(WARM_UP_S)
+            used = [(time.time(), cpu_seconds(processes))]
+            time.sleep(seconds)
+            used.append((time.time(), cpu_seconds(processes)))
             (folder / "stop").touch()
             for process in processes:
                 process.wait(_TIMEOUT_S)
@@ -138,9 +144,26 @@ def measure(side: str, name: str, runs: int, seconds: float) -> dict[str, float]
     start, end = ready + WARM_UP_S, min(run[-1][0] for run in marks)
     result = {"steps_per_second": sum(_steps(run, end) - _steps(run, start) for run in marks) / (end - start)}
     result["seconds_to_start"] = ready - began
+    (first, cpu_before), (last, cpu_after) = used
+    steps = sum(_steps(run, last) - _steps(run, first) for run in marks)
+    result["steps_per_cpu_second"] = steps / (cpu_after - cpu_before)
     if use is not None:
         result["gpu_percent"] = use.mean(start, end)
     return result
+
+
+def cpu_seconds(processes: Iterable[subprocess.Popen[bytes]]) -> float:
+    """CPU time so far of the processes and their workers."""
+    import psutil
+
+    total = 0.0
+    for process in processes:
+        root = psutil.Process(process.pid)
+        for each in [root, *root.children(recursive=True)]:
+            with suppress(psutil.Error):
+                times = each.cpu_times()
+                total += times.user + times.system
+    return total
 
 
 def _steps(marks: list[tuple[float, int]], at: float) -> float:
@@ -224,7 +247,9 @@ def main() -> None:
                 gpu = f"  GPU {measured['gpu_percent']:.0f} %" if "gpu_percent" in measured else ""
                 rate = measured["steps_per_second"]
                 started = f"  start {measured['seconds_to_start']:.0f} s" if "seconds_to_start" in measured else ""
-                print(f"{name:<8}{side:<10}{runs:>3}{rate:>12,.0f}{rate / base:>7.2f}×{gpu}{started}", flush=True)
+                per_cpu = measured.get("steps_per_cpu_second")
+                cpu = f"  {per_cpu:,.0f} per CPU second" if per_cpu else ""
+                print(f"{name:<8}{side:<10}{runs:>3}{rate:>12,.0f}{rate / base:>7.2f}×{cpu}{gpu}{started}", flush=True)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Mps:
         variables = {_PIPES: str(folder / "pipes"), _LOGS: str(folder / "logs")}
         for path in variables.values():
             Path(path).mkdir(mode=0o700)
-        # With CUDA_VISIBLE_DEVICES the daemon would number the GPUs anew, and the variable that its clients inherit
+        # With CUDA_VISIBLE_DEVICES the daemon would renumber the GPUs, and the variable that its clients inherit
         # would name others.
         env = {name: value for name, value in {**os.environ, **variables}.items() if name != "CUDA_VISIBLE_DEVICES"}
         try:

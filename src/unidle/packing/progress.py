@@ -82,11 +82,11 @@ class _Tail:
         self._path, self._offset, self._partial = path, 0, b""
 
     def lines(self) -> list[bytes]:
-        """Whole lines since the last call."""
+        """Complete lines since the last call."""
         try:
             with self._path.open("rb") as file:
                 end = os.fstat(file.fileno()).st_size
-                if end < self._offset:  # written anew
+                if end < self._offset:  # it was overwritten
                     self._offset, self._partial = 0, b""
                 start = max(self._offset, end - _MOST_BYTES)
                 if start > self._offset:

@@ -25,7 +25,7 @@ from unidle.errors import UsageError
 from unidle.groups.folder import GroupFolder, seeds_from
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.sweeps.exploit import PERTURBED, initial_settings
-from unidle.sweeps.population import Population, complete_transplant
+from unidle.sweeps.population import Population, complete_exploit
 from unidle.sweeps.space import Space, own_space, read_space, trial_config
 from unidle.writing import write_atomically
 
@@ -117,7 +117,7 @@ def resume_population(
         raise UsageError("A population keeps its evaluations; remove eval_every, eval_workers and target_return.")
     for folder in group.runs:
         if (folder / "config.yaml").is_file():
-            complete_transplant(folder)
+            complete_exploit(folder)
     configs, broken = resumed_configs(group, lambda before: resumed(before, settings, shown))
     if not configs:
         raise UsageError(f"{shown} has no run to resume; start a new population.")
