@@ -5,9 +5,8 @@
 PPO on HalfCheetah-v5, and on a CPU CartPole-v1. *one* is a single run, *processes* are K ordinary runs started
 together, *divided* the same with the cores divided among them (`--workers`), *mps* the same under NVIDIA MPS, *group*
 is one process with K seeds. *bare* only steps the environments of K runs, with random actions. Steps/s are those of
-all runs together, while all of them train: from `WARM_UP_S` after the last run's first iteration. Steps per CPU second,
-of trainers and workers, also tell on a machine that is busy with other work. Evaluation, checkpoints and TensorBoard
-are off. GPU is NVML's utilisation in that time.
+all runs together, while all of them train: from `WARM_UP_S` after the last run's first iteration. Evaluation,
+checkpoints and TensorBoard are off. GPU is NVML's utilisation in that time.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +36,17 @@ _TIMEOUT_S = 120.0  # until all runs train
 
 
 class Marks:
-    """A callback that records when each run of this process has done how many steps, until told to stop."""
+    """A callback that records each iteration: when, how many steps, seconds by phase; until the file `stop` appears."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._until = folder, folder / "stop"
-        self._marks: dict[str, list[tuple[float, int]]] = {}
+        self._marks: dict[str, list[tuple[float, int, dict[str, float]]]] = {}
 
     def __call__(self, context: Any) -> None:
         """Record an iteration."""
         marks = self._marks.setdefault(str(context.folder), [])
-        marks.append((time.time(), context.record["step"]))
+        seconds = {name: value for name, value in context.record.items() if name.startswith("time/")}
+        marks.append((time.time(), context.record["step"], seconds))
         if len(marks) == 1:
             (self._folder / f"started-{os.getpid()}-{len(self._marks)}").touch()
         if self._until.exists():
@@ -128,10 +126,7 @@ def measure(side: str, name: str, runs: int, seconds: float) -> dict[str, float]
             ready = time.time()
             if use is not None:
                 use.start()
-            time.sleep(WARM_UP_S)
-            used = [(time.time(), cpu_seconds(processes))]
-            time.sleep(seconds)
-            used.append((time.time(), cpu_seconds(processes)))
+            time.sleep(WARM_UP_S + seconds)
             (folder / "stop").touch()
             for process in processes:
                 process.wait(_TIMEOUT_S)
@@ -144,34 +139,30 @@ def measure(side: str, name: str, runs: int, seconds: float) -> dict[str, float]
     start, end = ready + WARM_UP_S, min(run[-1][0] for run in marks)
     result = {"steps_per_second": sum(_steps(run, end) - _steps(run, start) for run in marks) / (end - start)}
     result["seconds_to_start"] = ready - began
-    (first, cpu_before), (last, cpu_after) = used
-    steps = sum(_steps(run, last) - _steps(run, first) for run in marks)
-    result["steps_per_cpu_second"] = steps / (cpu_after - cpu_before)
+    result |= {name: share for name, share in _shares(marks, start, end).items() if share > 0.005}
     if use is not None:
         result["gpu_percent"] = use.mean(start, end)
     return result
 
 
-def cpu_seconds(processes: Iterable[subprocess.Popen[bytes]]) -> float:
-    """CPU time so far of the processes and their workers."""
-    import psutil
-
-    total = 0.0
-    for process in processes:
-        root = psutil.Process(process.pid)
-        for each in [root, *root.children(recursive=True)]:
-            with suppress(psutil.Error):
-                times = each.cpu_times()
-                total += times.user + times.system
-    return total
+Mark = tuple[float, int, dict[str, float]]  # time, steps, seconds by phase
 
 
-def _steps(marks: list[tuple[float, int]], at: float) -> float:
+def _steps(marks: list[Mark], at: float) -> float:
     """Steps of a run at a time, interpolated between iterations."""
     import numpy as np
 
-    times, steps = zip(*marks, strict=True)
+    times, steps, _ = zip(*marks, strict=True)
     return float(np.interp(at, times, steps))
+
+
+def _shares(runs: list[list[Mark]], start: float, end: float) -> dict[str, float]:
+    """What the runs spent their time on, as shares of it; a run that waits for its turn is still in its phase."""
+    within = [[mark for mark in marks if start <= mark[0] <= end] for marks in runs]
+    spent = [(marks[0], marks[-1]) for marks in within if len(marks) > 1]
+    seconds = sum(last[0] - first[0] for first, last in spent)
+    names = spent[0][0][2] if spent else {}
+    return {name: sum(last[2][name] - first[2][name] for first, last in spent) / seconds for name in names}
 
 
 def step_bare(name: str, runs: int, seconds: float) -> dict[str, float]:
@@ -247,9 +238,10 @@ def main() -> None:
                 gpu = f"  GPU {measured['gpu_percent']:.0f} %" if "gpu_percent" in measured else ""
                 rate = measured["steps_per_second"]
                 started = f"  start {measured['seconds_to_start']:.0f} s" if "seconds_to_start" in measured else ""
-                per_cpu = measured.get("steps_per_cpu_second")
-                cpu = f"  {per_cpu:,.0f} per CPU second" if per_cpu else ""
-                print(f"{name:<8}{side:<10}{runs:>3}{rate:>12,.0f}{rate / base:>7.2f}×{cpu}{gpu}{started}", flush=True)
+                shares = "".join(f"  {key[5:]} {value:.0%}" for key, value in measured.items() if key[:5] == "time/")
+                print(
+                    f"{name:<8}{side:<10}{runs:>3}{rate:>12,.0f}{rate / base:>7.2f}×{gpu}{started}{shares}", flush=True
+                )
 
 
 if __name__ == "__main__":

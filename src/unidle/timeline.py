@@ -6,7 +6,7 @@ Every stage of a run writes here; the meter reads it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -85,6 +85,18 @@ class Timeline(PhaseClock):
         if sum(totals) == since - self._begun_ns:  # otherwise this interrupted `enter`, which has counted it already
             totals[phase] += perf_counter_ns() - since
         return totals
+
+    def add_inference(self, total_ns: int, intervals: Sequence[tuple[int, int]]) -> None:
+        """Count so much of the open phase as inference; `intervals` are when, or a part of it."""
+        now = perf_counter_ns()
+        self.totals_ns[self._phase] += now - self._since - total_ns
+        self.totals_ns[INFERENCE] += total_ns
+        if self.is_recording:
+            for start, end in intervals:
+                self.intervals += ((self._phase, self._since, start), (INFERENCE, start, end))
+                self._since = end
+            self.intervals.append((self._phase, self._since, now))
+        self._since = now
 
     def add_device_work(self, phase: int, nanoseconds: int) -> None:
         """Record that the GPU has just worked this long for `phase`, while the host waited."""

@@ -20,10 +20,10 @@ import unidle
 from unidle.cli.main import run as command_line
 from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.sharing import Sharing
-from unidle.envs.pool.seats import WorkerCores
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SharedDoorbell
 from unidle.envs.pool.slot import episode_seed
+from unidle.envs.pool.worker_cores import WorkerCores
 from unidle.groups.folder import GroupFolder
 
 SMALL: dict[str, Any] = {
@@ -81,7 +81,7 @@ def test_workers_that_share_their_cores_change_no_result(monkeypatch: pytest.Mon
 
     def among(members: int, device: torch.device, others: OtherTrainers) -> Sharing:
         cores = sorted(os.sched_getaffinity(0))
-        return Sharing(SharedPools(members, SharedDoorbell(), WorkerCores(cores[:1] * 2, 2)), None, others)
+        return Sharing(SharedPools(members, SharedDoorbell(), WorkerCores(cores[:1] * 2, 2)), [], others)
 
     monkeypatch.setattr(Sharing, "among", among)
     assert_members_equal_runs_alone("ppo", subproc=True, overlap="strict", **ON_CPU)

@@ -91,6 +91,12 @@ class _Replay:
             self._run = self._captured()
         self._run()
 
+    @property
+    def handle(self) -> int | None:
+        """The executable graph; None before it is captured, if it runs eagerly, and in versions of torch without it."""
+        graph = getattr(self._run, "__self__", None)
+        return getattr(graph, "raw_cuda_graph_exec", lambda: None)()
+
     def _captured(self) -> Callable[[], None]:
         for implementation in self._implementations[:-1]:
             try:
@@ -153,6 +159,11 @@ class _Replay:
     def _restore(self, kept: list[Tensor]) -> None:
         for tensor, before in zip(self._changes, kept):
             tensor.copy_(before)
+
+
+def graph_handle(function: Callable[[], None]) -> int | None:
+    """The executable CUDA graph behind a function that `Capture` returned; None if there is none."""
+    return function.handle if isinstance(function, _Replay) else None
 
 
 def _index(device: torch.device) -> int:

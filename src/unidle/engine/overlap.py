@@ -57,6 +57,7 @@ class SliceSchedule:
         self._n_steps, self.n_slots, self._n_slices = n_steps, n_slots, len(bounds)
         self.slices = np.repeat(np.arange(len(bounds)), np.diff(bounds)[:, 0])  # [env] → its slice
         self.rollout = [0] * len(bounds)  # [slice] the rollout it is in
+        self.slots = np.zeros(len(bounds), np.int64)  # [slice] the slot of that rollout
         self.step = np.zeros(len(bounds), np.int64)  # [slice] steps it has taken there
         self.oldest, self.newest = 0, -1  # open rollouts: the next one to be learned from, and the last one to open
         self.n_rollouts: float = float("inf")  # of the whole run: no environment acts in a later one
@@ -105,6 +106,7 @@ class SliceSchedule:
     def enter_next_rollout(self, index: int) -> None:
         """Move a slice that finished its rollout on to the next one."""
         self.rollout[index] += 1
+        self.slots[index] = self.slot(index)
         self.step[index] = 0
 
     def is_at_boundary(self) -> bool:
@@ -115,6 +117,7 @@ class SliceSchedule:
     def restart_at(self, rollout: int) -> None:
         """Resume with every slice at the beginning of `rollout`."""
         self.rollout = [rollout] * self._n_slices
+        self.slots[:] = rollout % self.n_slots
         self.oldest, self.newest = rollout, rollout - 1
 
 

@@ -9,9 +9,11 @@ import torch
 
 from unidle.config.machine import available_cores
 from unidle.engine.other_trainers import OtherTrainers
-from unidle.envs.pool.seats import WorkerCores
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SharedDoorbell
+from unidle.envs.pool.worker_cores import WorkerCores
+
+_INFERENCES_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -19,9 +21,9 @@ class Sharing:
     """Resources of a group of runs."""
 
     pools: SharedPools
-    # For the inference of all members: two kernels with a grid-wide barrier (kernels/triton/act.py) must never run at
-    # the same time, because each may wait for blocks that find no room.
-    inference: torch.cuda.Stream | None
+    # For inference. Kernels with a grid-wide barrier (kernels/triton/act.py) wait for blocks of their own that may find
+    # no room, so only as many may run at the same time as there are streams, each with its share of the GPU.
+    inference: list[torch.cuda.Stream]
     others: OtherTrainers  # with which the group shares the machine's cores
 
     @staticmethod
@@ -31,9 +33,17 @@ class Sharing:
         # Under a quota, or next to other trainers, other processes use these cores too. Without a GPU the trainer
         # computes as much as its workers.
         has_cores = on_gpu and 1 < len(cores) <= available_cores() and others.share() is None
-        stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None
+        n_streams = min(members, _INFERENCES_AT_ONCE) if on_gpu else 0
+        streams = [torch.cuda.Stream(device, priority=-1) for _ in range(n_streams)]
         pools = SharedPools(members, SharedDoorbell(), WorkerCores(cores, members) if has_cores else None)
-        return Sharing(pools, stream, others)
+        return Sharing(pools, streams, others)
+
+    def next_stream(self) -> torch.cuda.Stream | None:
+        """The stream for the inference of one more run; None without a GPU."""
+        if not self.inference:
+            return None
+        self.inference.append(self.inference.pop(0))
+        return self.inference[-1]
 
     @property
     def members(self) -> int:
@@ -46,4 +56,4 @@ class Sharing:
 
     def workers_of(self, workers: int) -> int:
         """How many worker processes each run starts, if one alone would start `workers`."""
-        return self.share_of(workers) if self.pools.cores is None else workers  # of which it starts those with a core
+        return self.share_of(workers) if self.pools.cores is None else min(workers, self.pools.cores.workers)

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
+from unidle.engine.collect.step_loop import Steps, Waiting, step_all
 from unidle.engine.on_stream import OnStream
 from unidle.engine.turns import IsReady, Turns
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.worker import SPIN_SECONDS
 
 _POLL_SECONDS = 5e-4  # between two looks at a GPU, which cannot ring
+_LOOK_SECONDS = 5e-5  # the same, while the loop in C steps environments of other runs
 _OWN_CORE_SPIN_SECONDS = 5e-3  # nobody else needs the core, and waking up takes as long as a step
 
 
@@ -78,9 +80,18 @@ def take_turns(
     """
     waiting: dict[Member, IsReady | None] = dict.fromkeys(members)
     spin = SPIN_SECONDS if pools.cores is None else _OWN_CORE_SPIN_SECONDS
+    in_c = Waiting(pools.ready.wake_up, spin, yields_core)
 
     def anyone_is_ready() -> bool:
         return any(map(_is_ready, waiting.values()))
+
+    def step_environments(seconds: float, but: Member | None = None) -> bool:
+        """Let the loop in C step all environments that it may step, but not those of one run; False if it may none."""
+        steps = [ready for one, ready in waiting.items() if isinstance(ready, Steps) and one is not but]
+        loops = [ready.loop for ready in steps if not ready.loop.needs_python]
+        if loops:
+            step_all(loops, seconds if len(steps) == len(waiting) else min(seconds, _LOOK_SECONDS), in_c)
+        return bool(loops)
 
     with contextlib.ExitStack() as end:
         end.callback(_end_all, waiting)  # after a second Ctrl-C
@@ -90,6 +101,7 @@ def take_turns(
                 if not _is_ready(waiting[member]):
                     continue
                 has_run = True
+                step_environments(0.0, but=member)  # a turn may take as long as many steps
                 try:
                     waiting[member] = member.take_turn()
                     continue
@@ -104,7 +116,7 @@ def take_turns(
                 except Exception as error:
                     member.error = member.error or error
                 waiting.update(dict.fromkeys(successors(member)))
-            if not has_run:
+            if not has_run and not step_environments(_POLL_SECONDS):
                 pools.ready.wait(anyone_is_ready, spin + _POLL_SECONDS, spin, yields_core=yields_core)
 
 

@@ -30,12 +30,12 @@ from unidle.envs.make import env_maker
 from unidle.envs.open_episode import OpenEpisode
 from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.process_pool import ProcessPool
-from unidle.envs.pool.seats import WorkerCores
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SEMAPHORE_BYTES, SharedDoorbell
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.pool.worker import DONE, DONE_WITH_FAULTS, STEP, WorkerSignals
+from unidle.envs.pool.worker_cores import WorkerCores
 from unidle.envs.protocol import HostEnvs
 from unidle.errors import TrainingError, UsageError
 
@@ -873,7 +873,6 @@ def test_sys_exit_in_an_env_is_a_fault(workers: int) -> None:
 
 
 def test_pools_whose_workers_share_a_core_do_not_disturb_each_other(start_pool: Make) -> None:
-    """The worker that dies is the one that is awake; the others work on, and its successor joins them."""
     cores = sorted(os.sched_getaffinity(0))
     shared = SharedPools(2, SharedDoorbell(), WorkerCores(cores[:1] * 2, 2))  # one core for all
     with closing(shared):

@@ -21,16 +21,19 @@ from unidle.engine.collect.episode_stats import EpisodeStats
 from unidle.engine.collect.faults import FaultHandler
 from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
+from unidle.engine.collect.step_loop import Launcher, StepLoop, Steps, loop_unsupported
 from unidle.engine.evaluate.play import Stopped
 from unidle.engine.on_stream import OnStream
 from unidle.engine.overlap import SliceSchedule
 from unidle.engine.sharing import Sharing
 from unidle.engine.turns import Turns
 from unidle.envs.open_episode import Difference
+from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.protocol import Fault, HostEnvs, StatisticsHolder
 from unidle.errors import TrainingError, UsageError
 from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
+_LOOP_SECONDS = 0.02  # after this the loop in C lets signals and checks of the workers have their turn
 _STALL_SECONDS = 0.002  # after this, act for the ready slices, however few, so that slow ones do not delay others
 QUICK_SECONDS = 600e-6  # per step of a slice: four times what inference of a small network takes on a CPU
 
@@ -62,14 +65,17 @@ class HostCollector:
         # Inference has priority over learning on the GPU: environments wait for it.
         self._learner_stream = torch.cuda.current_stream(self._device) if on_gpu else None
         own = torch.cuda.Stream(self._device, priority=-1) if on_gpu and sharing is None else None
-        self._stream = own if sharing is None else sharing.inference
+        self._stream = own if sharing is None else sharing.next_stream()
+        at_once = 1 if sharing is None else max(1, len(sharing.inference))
         self._on_stream = OnStream(self._stream)
         self._page_lock = PageLock(envs.block) if on_gpu else None
         self._state = torch.zeros(n_envs, policy.state_size, device=self._device)
         with self._on_stream:
             self._wait_for_learner()
             self._slots = [
-                RolloutSlot(policy, rollout, envs.block, self._state, capture, own_weights=len(rollouts) > 1)
+                RolloutSlot(
+                    policy, rollout, envs.block, self._state, capture, own_weights=len(rollouts) > 1, at_once=at_once
+                )
                 for rollout in rollouts
             ]
         self.schedule = SliceSchedule(envs.bounds, steps, len(rollouts))
@@ -79,6 +85,10 @@ class HostCollector:
         self.faults = FaultHandler(envs, self.schedule, self._slots, self._starts, self._state, self._stream, on_fault)
         # In a group all: while some are stepped, this process acts in the environments of other runs.
         self._min_ready = _min_ready(envs, on_gpu=on_gpu) if sharing is None else len(envs.bounds)
+        # The loop in C, once each slot's inference was captured; or the reason why there is none.
+        self._loop: StepLoop | str | None = loop_unsupported(envs, policy, capture, on_gpu=on_gpu)
+        self._is_alone = sharing is None
+        self._sent_ns = 0  # when actions were last sent in Python
         self._indices = [np.arange(first, end) for first, end in envs.bounds]  # [slice] its env indices
         self._latest: tuple[list[int], np.ndarray] = [], np.zeros(0, np.int64)  # slices, and their env indices
         self._pending: list[tuple[RolloutSlot, StepEnvIndex]] = []  # steps whose outcomes are in the block only
@@ -137,12 +147,51 @@ class HostCollector:
         if not self._in_flight:
             return False
         timeline.enter(ENVIRONMENT)
+        if (loop := self._usable_loop()) is not None:
+            if not (yield from self._loop_steps(loop, _LOOP_SECONDS if seconds == _STALL_SECONDS else seconds)):
+                return True
+            seconds = 0.0
         at_least, until = min(self._min_ready, self._in_flight), time.monotonic() + seconds
         yield lambda: self.envs.has_finished(at_least) or time.monotonic() >= until
         stepped = self._receive_from_envs(at_least, max(0.0, until - time.monotonic()))
         timeline.enter(STORAGE)
         self._store(stepped)
         return True
+
+    def _usable_loop(self) -> StepLoop | None:
+        """The loop in C, if it may step now."""
+        if isinstance(self._loop, str):
+            return None
+        envs = self.envs
+        assert isinstance(envs, ProcessPool)
+        envs.maintain()
+        if self.schedule.waiting or self.faults.retry or not envs.is_undisturbed:
+            return None
+        return self._loop
+
+    def _new_loop(self) -> StepLoop | str:
+        graphs = [slot.inference.graph for slot in self._slots]
+        if None in graphs:
+            return "inference was not captured"
+        assert self._stream is not None
+        assert isinstance(self.envs, ProcessPool)
+        launcher, limits = Launcher.cuda(self._stream), (self._min_ready, _STALL_SECONDS)
+        return StepLoop(self.envs, self.schedule, self._slots, graphs, launcher, *limits)
+
+    def _loop_steps(self, loop: StepLoop, seconds: float) -> Turns[bool]:
+        """Let the loop step for about so long; returns whether the next step needs Python."""
+        self._flush()
+        loop.begin(self.schedule.oldest % len(self._slots), self._sent_ns)
+        if self._is_alone:
+            loop.run(seconds)
+        else:
+            yield Steps(loop, time.monotonic() + seconds)
+        needs_python, times = loop.needs_python, loop.end()
+        self._timeline.add_inference(times.inference_ns, times.intervals.tolist())
+        for _, end in times.intervals.tolist() if self._timeline.is_recording else ():
+            device_ns = self._slots[0].inference.device_ns
+            self._timeline.on_device.append((INFERENCE, end - device_ns, end))
+        return needs_python
 
     def _receive_from_envs(self, at_least: int, seconds: float | None) -> list[int]:
         try:
@@ -230,6 +279,7 @@ class HostCollector:
         if self._stream is not None:
             timeline.add_device_work(INFERENCE, slot.inference.device_ns)
         self.envs.send(slices)
+        self._sent_ns = time.perf_counter_ns()
         self._in_flight += len(slices)
         slot.staging.actions[where] = self.envs.block.actions[where[1]]  # environments only read their actions
 
@@ -273,6 +323,8 @@ class HostCollector:
         self.stats.add(*staging.finished_episodes())
         self.stats.faults.update(self.faults.take_counts(index))
         self.schedule.oldest += 1
+        if self._loop is None and self.schedule.oldest == len(self._slots):  # each slot has inferred
+            self._loop = self._new_loop()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

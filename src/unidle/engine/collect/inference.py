@@ -18,6 +18,7 @@ from unidle.algos.capturing import Capturer
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
 from unidle.engine.collect.rollout_noise import RolloutNoise
+from unidle.engine.cuda_graphs import graph_handle
 from unidle.envs.shared_block import SharedBlock
 from unidle.kernels.dispatch import Dispatch, compare
 from unidle.kernels.numpy.act import ActArrays, NumpyActor
@@ -60,10 +61,19 @@ class Inference:
     """Infers actions with one policy, and stores observations and actions in one rollout."""
 
     def __init__(
-        self, policy: AnyPolicy, rollout: Rollout, block: SharedBlock, state: Tensor, capture: Capturer
+        self,
+        policy: AnyPolicy,
+        rollout: Rollout,
+        block: SharedBlock,
+        state: Tensor,
+        capture: Capturer,
+        at_once: int = 1,
     ) -> None:
-        """`state` [N, S] is the current recurrent state of all environments, shared by all rollout slots."""
-        self.policy, self.rollout = policy, rollout
+        """`state` [N, S] is the current recurrent state of all environments, shared by all rollout slots.
+
+        `at_once`: so many inferences of this process may run on the GPU at the same time.
+        """
+        self.policy, self.rollout, self._at_once = policy, rollout, at_once
         device, (steps, n_envs) = rollout.obs.device, rollout.shape
         self._block, self._state, self._steps = block, state, steps
         self._on_gpu = device.type == "cuda"
@@ -79,6 +89,7 @@ class Inference:
         self._capture, self.dispatch = capture, Dispatch(capture.fall_back)
         self._numpy_actor: NumpyActor | None = None
         self._is_verified = False  # on the first real batch
+        self._positions = torch.full((n_envs,), steps)
         if not self._on_gpu:
             self._obs_in, self._starts_in = self._block_obs, self._starts
             self._out, self._is_staged = self._staged, True
@@ -86,7 +97,7 @@ class Inference:
             if self._numpy_unsupported is None:
                 self._numpy_actor = self._new_numpy_actor()
             return
-        self._positions = torch.full((n_envs,), steps).pin_memory()
+        self._positions = self._positions.pin_memory()
         self._starts = self._starts.pin_memory()
         self._staged = self._staged.pin_memory()
         self._obs_in = torch.zeros_like(self._block_obs, device=device)
@@ -99,6 +110,23 @@ class Inference:
         self._done = self._pending = torch.cuda.Event()
         self._timed_start, self._timed_done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._replay: Callable[[], None] | None = None  # chosen on the first real batch
+
+    # -- for code in C (engine/collect/step_loop.py) -------------------------------------------------------------------
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[N] what `graph` infers for: the step of each environment that is ready, and T for the others."""
+        return self._positions.numpy()
+
+    @property
+    def staged(self) -> np.ndarray | None:
+        """[N, A] where `graph` leaves actions; None: in the block, those of ready environments."""
+        return self._staged.numpy() if self._is_staged else None
+
+    @property
+    def graph(self) -> int | None:
+        """The handle of the CUDA graph that infers; None before the first inference, and if nothing was captured."""
+        return graph_handle(self._replay) if self._on_gpu and self._replay is not None else None
 
     # -- which implementation ----------------------------------------------------------------------------------------
 
@@ -148,7 +176,8 @@ class Inference:
             noise=self.noise.steps,
             **actor_tensors(self.policy),
         )
-        return mlp.unsupported(len(self._block_obs)) or FusedActor(mlp, tensors, max_blocks(self.rollout.obs.device))
+        blocks = max_blocks(self.rollout.obs.device, self._at_once)
+        return mlp.unsupported(len(self._block_obs)) or FusedActor(mlp, tensors, blocks)
 
     def _choose_replay(self) -> Callable[[], None]:
         """The fused kernel if it agrees with plain inference on this batch, else plain inference; as a CUDA graph."""

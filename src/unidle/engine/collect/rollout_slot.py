@@ -43,8 +43,12 @@ class RolloutSlot:
         capture: Capturer,
         *,
         own_weights: bool,
+        at_once: int = 1,
     ) -> None:
-        """`own_weights`: act with a copy of the learner's policy, which the learner may change meanwhile."""
+        """`own_weights`: act with a copy of the learner's policy, which the learner may change meanwhile.
+
+        `at_once` as for `Inference`.
+        """
         self.rollout, self.staging = rollout, Staging(rollout)
         self._learner = learner
         self.policy = learner
@@ -52,7 +56,7 @@ class RolloutSlot:
             self.policy = copy.deepcopy(learner)
             FlatParameters(self.policy)  # one contiguous tensor, like the learner's
             self.policy.requires_grad_(False)
-        self.inference = Inference(self.policy, rollout, block, state, capture)
+        self.inference = Inference(self.policy, rollout, block, state, capture, at_once)
         # The recurrent state after the last step, kept here because inference uses its row in the rollout as trash row.
         self.last_states = torch.zeros_like(state)
         self.unfinished = 0  # slices that still have steps to take in this rollout

@@ -44,7 +44,9 @@ from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.dead_worker import pending_steps, release_slices
 from unidle.envs.pool.shared import SharedPools
+from unidle.envs.pool.signals import WakeUp
 from unidle.envs.pool.worker import DONE, IDLE, SPIN_SECONDS, STEP, WorkerJob, WorkerSignals
+from unidle.envs.pool.worker_cores import ROTATE_SECONDS
 from unidle.envs.pool.worker_process import WorkerError, WorkerProcess
 from unidle.envs.shared_block import SharedBlock, map_memory, shared_memory
 from unidle.envs.spec import EnvSpec
@@ -53,7 +55,6 @@ from unidle.errors import UsageError
 _CLOSING_SECONDS = 5.0  # for all workers together to exit; the rest are killed
 _WAITING_CLOSING_SECONDS = 1.5  # the same for AsyncEnvs, which only wait for I/O
 _STARTING_SECONDS = 120.0  # on top of `env_timeout`: a worker imports and creates its environments
-_ROTATE_SECONDS = 0.02  # between two rotations of the workers over the cores
 _DIED = object()
 
 
@@ -92,9 +93,8 @@ class ProcessPool:
         self._is_async = maker.kind == "async"
         # Asynchronous environments only wait: many workers of them can share a core without these rules.
         self._shared_cores = None if shared is None or self._is_async else shared.cores
-        taken = [] if self._shared_cores is None else self._shared_cores.take(self.workers)
-        self._cores, self._seats = [core for core, _ in taken], [seat for _, seat in taken]  # of each worker, if any
-        self.workers = len(taken) or self.workers
+        self._places = [] if self._shared_cores is None else self._shared_cores.take(self.workers)
+        self.workers = len(self._places) or self.workers
         shares = split_envs(n_envs, self.workers, slices)
         self.bounds = [bounds for share in shares for bounds in share]
         self._owner = [worker for worker, share in enumerate(shares) for _ in share]  # of each slice
@@ -104,7 +104,7 @@ class ProcessPool:
         self._timeout = math.inf if env_timeout is None else env_timeout
         # Trainer and workers have to share cores; other programs on these cores are not counted.
         in_all = self.workers * (1 if shared is None else shared.count)
-        self.yields_core = bool(self._seats) or in_all >= available_cores()
+        self.yields_core = in_all >= available_cores()
         self._fault_counter = FaultCounter(n_envs, first_index, max_env_restarts)
         self._fallback_obs: np.ndarray | None = None  # shown for an environment that could not be reset
         self._have_envs = False
@@ -118,12 +118,8 @@ class ProcessPool:
         if shared is not None:
             self._signals.ready = shared.ready
         self._processes: list[WorkerProcess] = []
-        rotates = pin_cores and shared is None
-        self._next_rotation = 0.0 if rotates else math.inf
-        if rotates:
-            self._cores = _cores_for(self.workers)
-        if self._seats:
-            self._signals.go = [*self._seats]
+        self._cores = _cores_for(self.workers) if pin_cores and shared is None else []
+        self._next_rotation = 0.0 if self._cores or self._places else math.inf
         try:
             for number in range(self.workers):
                 job = WorkerJob(
@@ -139,7 +135,6 @@ class ProcessPool:
                     first_index=first_index,
                     yields_core=self.yields_core,
                     ready=None if shared is None else shared.ready.descriptor,
-                    seat=self._seats[number].place if self._seats else None,
                 )
                 env_ids = job.env_ids
                 self._processes.append(WorkerProcess(job, self.block.heartbeats[env_ids.start : env_ids.stop]))
@@ -174,14 +169,7 @@ class ProcessPool:
 
         until = math.inf if seconds is None else time.monotonic() + seconds
         while True:
-            now = time.monotonic()
-            if now >= self._next_check:
-                self._check_workers()
-                now = time.monotonic()  # it may have taken long: it replaces dead workers
-                self._next_check = now + process.POLL_SECONDS
-            if now >= self._next_rotation:
-                self._rotate_cores()
-                self._next_rotation = now + _ROTATE_SECONDS
+            now = self.maintain()
             seen = flags.tobytes()
             if max(seen) > DONE:
                 self._read_faults()  # at once: the worker may be blocked until its message is read
@@ -198,22 +186,61 @@ class ProcessPool:
                 self._fault_counter.reset_finished(self.block, slice(*self.bounds[number]))
         return slices
 
+    def maintain(self) -> float:
+        """Check and rotate the workers if that is due; returns the time of `time.monotonic`."""
+        now = time.monotonic()
+        if now >= self._next_check:
+            self._check_workers()
+            now = time.monotonic()  # it may have taken long: it replaces dead workers
+            self._next_check = now + process.POLL_SECONDS
+        if now >= self._next_rotation:
+            self._rotate_cores(now)
+            self._next_rotation = (math.floor(now / ROTATE_SECONDS) + 1) * ROTATE_SECONDS
+        return now
+
+    @property
+    def flags(self) -> np.ndarray:
+        """[slices] uint8, one per cache line: who owns each slice (see `WorkerSignals`)."""
+        return self._signals.flags
+
+    @property
+    def ready(self) -> WakeUp:
+        """How the workers wake the trainer."""
+        return self._signals.ready.wake_up
+
+    def wake_ups(self) -> list[WakeUp]:
+        """[slices] how the trainer wakes the worker of each slice; also its replacements."""
+        return [self._signals.go[owner].wake_up for owner in self._owner]
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether no environment has failed since its slice last stepped without a failure."""
+        return self._fault_counter.is_zero and not self.faults and not self.restarted
+
     def _start(self, number: int) -> None:
         worker = self._processes[number]
-        if self._seats:
-            self._seats[number].reset()
         worker.start()
-        if self._cores:
+        if self._places:
+            worker.move_to(self._core_at(number, time.monotonic()))
+        elif self._cores:
             worker.move_to(self._cores[number])
 
-    def _rotate_cores(self) -> None:
+    def _core_at(self, number: int, now: float) -> int:
+        assert self._shared_cores is not None
+        return self._shared_cores.core_of(self._places[number], now)
+
+    def _rotate_cores(self, now: float) -> None:
         """Move each worker to the next core.
 
         Cores differ in speed (hyper-threads share one), and a rollout waits for the slowest worker; rotating keeps any
         worker from staying on a slow core.
         """
-        self._cores.append(self._cores.pop(0))
-        for worker, core in zip(self._processes, self._cores):
+        if self._places:
+            cores = [self._core_at(number, now) for number in range(self.workers)]
+        else:
+            cores = self._cores
+            cores.append(cores.pop(0))
+        for worker, core in zip(self._processes, cores):
             worker.move_to(core)
 
     def _read_faults(self) -> None:
@@ -386,10 +413,10 @@ class ProcessPool:
             for worker in self._processes:
                 worker.stop(max(0.0, until - time.monotonic()))
         finally:
-            self._processes, self._signals.go = [], []  # their seats may soon be those of other workers
-            if self._shared_cores is not None and self._seats:
-                self._shared_cores.give_back(self._seats)
-                self._seats = []
+            self._processes, self._signals.go = [], []
+            if self._shared_cores is not None and self._places:
+                self._shared_cores.give_back(self._places)
+                self._places = []
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

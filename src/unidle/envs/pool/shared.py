@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unidle.envs.pool.seats import WorkerCores
 from unidle.envs.pool.signals import SharedDoorbell
+from unidle.envs.pool.worker_cores import WorkerCores
 
 
 @dataclass(frozen=True)
@@ -19,5 +19,3 @@ class SharedPools:
     def close(self) -> None:
         """Close what they share; once every pool is closed."""
         self.ready.close()
-        if self.cores is not None:
-            self.cores.close()

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from unidle.envs.shared_block import map_memory, shared_memory
 
@@ -23,6 +23,13 @@ _ASLEEP = 32  # offset in the cache line of the flag that the waiter sleeps
 _library = ctypes.util.find_library("c")
 # PyDLL keeps the GIL, for calls that return at once; CDLL releases it, for calls that block.
 _nonblocking, _blocking = ctypes.PyDLL(_library, use_errno=True), ctypes.CDLL(_library, use_errno=True)
+
+
+class WakeUp(NamedTuple):
+    """Addresses of what a process writes to wake another, for code in C (engine/collect/step_loop.c)."""
+
+    asleep: int
+    semaphore: int
 
 
 class _Timespec(ctypes.Structure):
@@ -38,6 +45,11 @@ class Semaphore:
         self._address = ctypes.c_void_p(ctypes.addressof(self._storage))
         if initialise and _nonblocking.sem_init(self._address, 1, 0):
             raise OSError(ctypes.get_errno(), "sem_init failed")
+
+    @property
+    def address(self) -> int:
+        """Where it is in this process."""
+        return ctypes.addressof(self._storage)
 
     def post(self) -> None:
         """Wake one waiter, now or later."""
@@ -77,6 +89,12 @@ class Doorbell:
         self._semaphore = Semaphore(memory, offset, initialise=initialise)
         if initialise:
             memory[self._asleep] = 0
+
+    @property
+    def wake_up(self) -> WakeUp:
+        """For ringing or waiting in C."""
+        address = self._semaphore.address
+        return WakeUp(address + _ASLEEP, address)
 
     def ring(self) -> None:
         """Announce a change: wake the waiter if it sleeps."""

@@ -18,7 +18,6 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from unidle.envs.pool.seats import WATCH_SECONDS, Seat, SeatPlace
 from unidle.envs.pool.signals import SEMAPHORE_BYTES, Doorbell
 from unidle.envs.pool.slots import Slots
 from unidle.envs.shared_block import SharedBlock, map_memory
@@ -51,7 +50,7 @@ class WorkerSignals:
     flags: np.ndarray  # [slices] uint8, one per cache line to avoid false sharing
     commands: np.ndarray  # [workers] uint8: 1 if a command is in the worker's pipe, or about to be
     ready: Doorbell
-    go: list[Doorbell | Seat]  # one per worker
+    go: list[Doorbell]  # one per worker
     memory: Any  # it starts at byte `begin`
     begin: int
 
@@ -67,13 +66,12 @@ class WorkerSignals:
         flags_start = start + SEMAPHORE_BYTES * (1 + workers)
         flags = np.ndarray((slices,), np.uint8, memory, flags_start, strides=(_CACHE_LINE,))
         commands = np.ndarray((workers,), np.uint8, memory, flags_start + _CACHE_LINE * slices)
-        return WorkerSignals(flags, commands, doorbells[0], [*doorbells[1:]], memory, start)
+        return WorkerSignals(flags, commands, doorbells[0], doorbells[1:], memory, start)
 
     def reset_worker(self, worker: int) -> None:
-        """Clear the command and the doorbell of a dead worker; its seat is reset before the next one starts."""
+        """Clear the command and the doorbell of a dead worker."""
         self.commands[worker] = 0
-        if isinstance(self.go[worker], Doorbell):
-            self.go[worker] = Doorbell(self.memory, self.begin + SEMAPHORE_BYTES * (1 + worker), initialise=True)
+        self.go[worker] = Doorbell(self.memory, self.begin + SEMAPHORE_BYTES * (1 + worker), initialise=True)
 
 
 @dataclass
@@ -92,13 +90,11 @@ class WorkerJob:
     first_index: int
     yields_core: bool  # while it waits for work, because it shares its core
     ready: int | None = None  # descriptor of a doorbell to ring instead of the pool's own
-    seat: SeatPlace | None = None  # where it waits instead of at the pool's own doorbell
 
     @property
     def descriptors(self) -> list[int]:
         """What its process inherits."""
-        seat = None if self.seat is None else self.seat.descriptor
-        return [self.memory, *(one for one in (self.ready, seat) if one is not None)]
+        return [self.memory] if self.ready is None else [self.memory, self.ready]
 
     @property
     def env_ids(self) -> range:
@@ -143,13 +139,9 @@ class Worker:
         signals = WorkerSignals.over(memory, start, len(job.bounds), job.workers, initialise=False)
         if job.ready is not None:
             signals.ready = Doorbell(map_memory(job.ready), 0, initialise=False)
-        if job.seat is not None:
-            signals.go[job.worker] = Seat(map_memory(job.seat.descriptor), job.seat)
         self._pipe, self._number, self._signals, self._block = pipe, job.worker, signals, block
         self._yields_core = job.yields_core
         self._spin_seconds = _SHARING_SPIN_SECONDS if job.yields_core else SPIN_SECONDS
-        if job.seat is not None:
-            self._spin_seconds = WATCH_SECONDS
         self._first = job.env_ids.start
         self._envs = self._make_slots(maker, env_spec, job)
         # Slice → its environments, counted from this worker's first.

@@ -310,9 +310,12 @@ def _act(
         tl.store(counter, 0)
 
 
-def max_blocks(device: torch.device) -> int:
-    """Number of blocks guaranteed to run concurrently, which they must because they wait for one another."""
-    return min(_MAX_BLOCKS, torch.cuda.get_device_properties(device).multi_processor_count)
+def max_blocks(device: torch.device, at_once: int = 1) -> int:
+    """Number of blocks guaranteed to run concurrently, which they must because they wait for one another.
+
+    `at_once` of these kernels may run at the same time: then each gets its share.
+    """
+    return max(1, min(_MAX_BLOCKS, torch.cuda.get_device_properties(device).multi_processor_count) // at_once)
 
 
 class FusedActor:
@@ -344,7 +347,9 @@ class FusedActor:
         )
         tile = (16, 16, 128) if n_envs <= 16 else (32, 16, 128) if n_envs <= 64 else (64, 32, 64)
         words = tensors.obs.shape[1] // 4
-        self._blocks = blocks
+        # More blocks than tiles would only wait, and wait longer for room next to a busy learner.
+        tiles = triton.cdiv(max(mlp.widths[1:]), tile[1]) * triton.cdiv(n_envs, tile[0])
+        self._blocks = blocks = min(blocks, tiles)
         self._constants = {
             "N": n_envs,
             "STEPS": len(tensors.rollout_obs) - 1,

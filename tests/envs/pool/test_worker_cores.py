@@ -1,0 +1,33 @@
+"""Which cores the workers of a group of runs have."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from unidle.envs.pool.worker_cores import ROTATE_SECONDS, WorkerCores
+
+
+@pytest.mark.parametrize(("n_cores", "runs"), [(16, 8), (16, 4), (16, 3), (4, 8), (2, 1), (9, 8)])
+def test_workers_fill_all_cores_but_the_trainers_and_each_has_its_turn_on_each(n_cores: int, runs: int) -> None:
+    cores = WorkerCores(range(3, 3 + n_cores), runs)
+    places = [place for _ in range(runs) for place in cores.take(99)]
+    assert len(places) == runs * cores.workers >= n_cores - 1
+    stays: Counter[tuple[int, int]] = Counter()
+    for turn in range(len(places) * 3):
+        now = [cores.core_of(place, (turn + 0.5) * ROTATE_SECONDS) for place in places]
+        assert set(now) == set(range(4, 3 + n_cores))
+        assert max(Counter(now).values()) <= -(-len(places) // (n_cores - 1))  # as even as it can be
+        stays.update(zip(places, now))
+    shares = Counter(place for place, _ in stays)
+    assert set(shares.values()) == {n_cores - 1}
+
+
+def test_places_of_a_run_that_ended_are_taken_again() -> None:
+    cores = WorkerCores(range(5), 2)
+    first, second = cores.take(2), cores.take(1)
+    assert (first, second) == ([0, 1], [2])
+    assert cores.take(1) == []
+    cores.give_back(first)
+    assert cores.take(8) == [0, 1]
