@@ -236,7 +236,7 @@ def measure_unidle(setting: dict[str, Any], seconds: float, overlap: str) -> dic
     return meter.result
 
 
-def sb3_model(recipe: dict[str, Any], seed: int | None = None) -> Any:
+def sb3_model(recipe: dict[str, Any], seed: int | None = None, device: str = "auto") -> Any:
     """Return SB3's PPO with this recipe, with TF32 matrix products like unidle."""
     import torch
     from stable_baselines3 import PPO
@@ -254,6 +254,7 @@ def sb3_model(recipe: dict[str, Any], seed: int | None = None) -> Any:
         n_epochs=recipe["n_epochs"],
         policy_kwargs={"net_arch": list(recipe["net_arch"])},
         seed=seed,
+        device=device,
     )
 
 

@@ -183,7 +183,7 @@ class RequestsFetcher:
         self._session = requests.Session()
         self._session.headers["User-Agent"] = self.policy.user_agent
         self._robots: dict[str, Any] = {}
-        self.rules = object()
+        self.rules_version = object()
 
     async def fetch(self, url: str) -> Any:
         from unidle.tasks.web.fetch_policy import Page
@@ -231,13 +231,14 @@ async def read_with_soup(body: bytes, url: str, content_type: str = "text/html",
 
 
 class BaselineEnv(gymnasium.Env):
-    """`SiteExplore` as a blocking environment for worker processes."""
+    """`SiteExplore` as a blocking environment for worker processes, with BeautifulSoup or with unidle's parser."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, soup: bool = True) -> None:
         from unidle.tasks.web import page
         from unidle.tasks.web.site_explore import SiteExplore
 
-        page.read = read_with_soup  # in this process only
+        if soup:
+            page.read = read_with_soup  # in this process only
         self._explorer = SiteExplore(url, TOPIC, keep_pages=False, fetcher=RequestsFetcher())  # type: ignore[arg-type]
         self.observation_space, self.action_space = self._explorer.observation_space, self._explorer.action_space
 

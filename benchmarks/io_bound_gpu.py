@@ -1,8 +1,8 @@
-"""Training on a website with the `max-gpu` recipe on a GPU: unidle's event loops against SB3's 32 processes.
+"""Training on a website with the `max-gpu` recipe on a GPU: unidle's event loops against SB3's processes.
 
-    python benchmarks/io_bound_gpu.py                # one GPU and about 16 cores: two to three minutes
-    python benchmarks/io_bound_gpu.py --seconds 2 --servers 1 --loops 1 --episodes 32 --peers 4 --samples 512 \\
-        --peer-samples 256 --epochs 2 --arch 64 64   # smoke test: no GPU, two cores
+    python benchmarks/io_bound_gpu.py                # one GPU and about 16 cores: five minutes
+    python benchmarks/io_bound_gpu.py --seconds 2 --servers 1 --loops 1 --episodes 32 --peers 4 --selectolax-peers 8 \\
+        --samples 512 --peer-samples 256 --epochs 2 --arch 64 64   # smoke test: no GPU, two cores
 
 The site is that of io_bound.py (50 ms latency, 30 KB pages), served by `--servers` processes on the same machine, one
 core each; unidle has `--loops` worker processes with an event loop each (default: all other cores but two). Network,
@@ -10,6 +10,11 @@ minibatch and epochs are those of the preset `max-gpu`. Its rollouts of 32 × 8,
 they are shorter here: `--samples` per iteration, `--peer-samples` for SB3. Every sample is used in the same number of
 epochs, so the ratio of collecting to learning stays the same. SB3 has no action masks: the action is taken modulo the
 number of candidate links, so that every step makes a request there too.
+
+SB3 runs as a script would (`--peers` processes with `requests` and BeautifulSoup), and with more processes and
+unidle's parser (`--selectolax-peers`, at least 16 steps of each per iteration); the best of them counts. SB3's
+processes do not cache what they parsed. The largest number of unidle's episodes is measured once more without its
+cache, with `keep_pages: false`.
 
 Memory is the PSS of the processes that step environments. Core usage shows the bottleneck: CPU seconds per second of
 the trainer, its environments and the servers.
@@ -39,6 +44,8 @@ from io_bound import LATENCY, PAGE_BYTES, TOPIC, BaselineEnv, serve_site
 from machine import provenance, save
 
 PRESET = "max-gpu"
+SELECTOLAX, NO_CACHE = "selectolax", "no cache"  # variants of the sides
+MIN_STEPS = 16  # of each of SB3's processes per iteration
 _PHASE_METRICS = ("profiled_gpu_rollout", "profiled_gpu_learning")  # dropped: phases are not marked in this benchmark
 PACKAGES = ("stable-baselines3", "aiohttp", "selectolax", "requests", "beautifulsoup4", "lxml")
 
@@ -96,7 +103,12 @@ def measure_unidle(arguments: argparse.Namespace, sites: list[str], watch: Resou
         watch.meter.runs = Path(folder)
         unidle.train(
             "unidle/SiteExplore-v0",
-            env_kwargs={"site": sites, "topic": TOPIC, "connections": max(512, episodes)},
+            env_kwargs={
+                "site": sites,
+                "topic": TOPIC,
+                "connections": max(512, episodes),
+                "keep_pages": arguments.side_option != NO_CACHE,
+            },
             **recipe(arguments),
             n_envs=episodes,
             n_steps=arguments.samples // episodes,
@@ -143,7 +155,8 @@ def measure_sb3(arguments: argparse.Namespace, sites: list[str], watch: Resource
 
     torch.set_float32_matmul_precision("high")  # as in unidle
     makers: list[Callable[[], gymnasium.Env]] = [
-        partial(ModuloActionEnv, sites[peer % len(sites)]) for peer in range(arguments.peers)
+        partial(ModuloActionEnv, sites[peer % len(sites)], soup=arguments.side_option != SELECTOLAX)
+        for peer in range(arguments.side_episodes)
     ]
     envs = VecMonitor(SubprocVecEnv(makers, start_method="fork"))  # forked before CUDA is initialised
     chosen = recipe(arguments)
@@ -160,7 +173,7 @@ def measure_sb3(arguments: argparse.Namespace, sites: list[str], watch: Resource
     model = PPO(
         "MultiInputPolicy",
         envs,
-        n_steps=arguments.peer_samples // arguments.peers,
+        n_steps=max(MIN_STEPS, arguments.peer_samples // arguments.side_episodes),
         batch_size=chosen["batch_size"],
         n_epochs=chosen["n_epochs"],
         policy_kwargs={"net_arch": list(chosen["net_arch"])},
@@ -181,14 +194,15 @@ def serve_sites(count: int) -> Iterator[tuple[list[str], list[int]]]:
         yield [url for url, _ in entered], [process for _, process in entered]
 
 
-def run_side(kind: str, episodes: int, sites: list[str], servers: list[int]) -> dict[str, float]:
+def run_side(kind: str, episodes: int, option: str, sites: list[str], servers: list[int]) -> dict[str, float]:
     """Run one measurement in a separate process."""
-    own = ["--side", kind, "--side-episodes", str(episodes), "--sites", *sites, "--processes", *map(str, servers)]
+    own = ["--side", kind, "--side-episodes", str(episodes), "--side-option", option]
+    own += ["--sites", *sites, "--processes", *map(str, servers)]
     done = subprocess.run([sys.executable, __file__, *sys.argv[1:], *own], capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{kind} with {episodes} failed:\n{done.stderr}")
+        raise SystemExit(f"{kind} with {episodes} {option} failed:\n{done.stderr}")
     row: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(f"{kind} {episodes}: {row}", file=sys.stderr, flush=True)
+    print(f"{kind} {episodes} {option}: {row}", file=sys.stderr, flush=True)
     return row
 
 
@@ -200,15 +214,17 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=max(1, cores // 4), help="processes that serve the site")
     parser.add_argument("--loops", type=int, default=None, help="worker processes of unidle")
     parser.add_argument("--episodes", type=int, nargs="+", default=[512, 2048], help="concurrent episodes")
-    parser.add_argument("--peers", type=int, default=32, help="processes of SB3")
+    parser.add_argument("--peers", type=int, nargs="*", default=[32], help="processes of SB3, with BeautifulSoup")
+    parser.add_argument("--selectolax-peers", type=int, nargs="*", default=[128, 512], help="the same with selectolax")
     parser.add_argument("--samples", type=int, default=16_384, help="per iteration of unidle")
-    parser.add_argument("--peer-samples", type=int, default=2048, help="per iteration of SB3")
+    parser.add_argument("--peer-samples", type=int, default=2048, help="per iteration of SB3, at least")
     parser.add_argument("--epochs", type=int, default=None, help="instead of the preset's")
     parser.add_argument("--arch", type=int, nargs="+", default=None, help="instead of the preset's")
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
     # Internal: run one measurement in this process.
     parser.add_argument("--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS)
     parser.add_argument("--side-episodes", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--side-option", default="", help=argparse.SUPPRESS)
     parser.add_argument("--sites", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -220,19 +236,27 @@ def main() -> None:
         {"unidle": measure_unidle, "sb3": measure_sb3}[arguments.side](arguments, arguments.sites, watch)
         print(json.dumps(watch.result))
         return
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("out", "side", "sites")}
+    internal = ("out", "side", "side_episodes", "side_option", "sites", "processes")
+    settings = {name: value for name, value in vars(arguments).items() if name not in internal}
     settings |= {**recipe(arguments), "latency": LATENCY, "page_bytes": PAGE_BYTES}
     result: dict[str, Any] = {"machine": provenance(*PACKAGES), "settings": settings, "sides": {}}
     with serve_sites(arguments.servers) as (sites, servers):
-        plan = [("sb3", arguments.peers), *(("unidle", episodes) for episodes in arguments.episodes)]
-        for kind, episodes in plan:
-            result["sides"][f"{kind} {episodes}"] = run_side(kind, episodes, sites, servers)
+        plan = [
+            *(("sb3", peers, "") for peers in arguments.peers),
+            *(("unidle", episodes, "") for episodes in arguments.episodes),
+            *(("sb3", peers, SELECTOLAX) for peers in arguments.selectolax_peers),
+            ("unidle", max(arguments.episodes), NO_CACHE),
+        ]
+        for kind, episodes, option in plan:
+            name = f"{kind} {episodes} {option}".rstrip()
+            result["sides"][name] = run_side(kind, episodes, option, sites, servers)
             save("io_bound_gpu", result, arguments.out)
-    print_table(result, f"sb3 {arguments.peers}")
+    print_table(result)
 
 
-def print_table(result: dict[str, Any], peer: str) -> None:
-    """Print every side relative to the baseline; – without a GPU."""
+def print_table(result: dict[str, Any]) -> None:
+    """Print every side relative to the best one of SB3; – without a GPU."""
+    best = max(row["steps_per_second"] for name, row in result["sides"].items() if name.startswith("sb3"))
     keys = {
         "steps/s": ("steps_per_second", "{:,.0f}"),
         "NVML %": ("gpu_percent", "{:.0f}"),
@@ -244,11 +268,11 @@ def print_table(result: dict[str, Any], peer: str) -> None:
         "envs": ("pool_cores", "{:.1f}"),
         "servers": ("server_cores", "{:.1f}"),
     }
-    print(f"{'':>14}{'× SB3':>10}" + "".join(f"{head:>10}" for head in keys))
+    print(f"{'':>22}{'× SB3':>10}" + "".join(f"{head:>10}" for head in keys))
     for name, row in result["sides"].items():
-        ratio = row["steps_per_second"] / result["sides"][peer]["steps_per_second"]
+        ratio = row["steps_per_second"] / best
         cells = [form.format(row[key]) if np.isfinite(row.get(key, np.nan)) else "–" for key, form in keys.values()]
-        print(f"{name:>14}{ratio:>10.1f}" + "".join(f"{cell:>10}" for cell in cells))
+        print(f"{name:>22}{ratio:>10.1f}" + "".join(f"{cell:>10}" for cell in cells))
 
 
 if __name__ == "__main__":

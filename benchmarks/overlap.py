@@ -6,7 +6,7 @@ Runs that are already in benchmarks/results/overlap.json for the same settings a
 equal shares of the cores and share a GPU, so this is not a speed benchmark.
 
 The policy at the end of training is evaluated with the mode action over 20 episodes. "No worse" as in learning.py: the
-lower 95 % bound of the difference of inter-quartile means lies above −5 % of (off − random policy).
+lower 95 % bound of the difference of inter-quartile means lies above −2 % of (off − random policy).
 
 The statistical power is reported too: the chance of "no worse" if both sides were drawn from off's returns. If it is
 small, "not shown" says nothing about overlap.

@@ -62,15 +62,17 @@ def advice_for(flags: str, seconds: float) -> dict[str, Any] | None:
     return first and {**first, "is_rough": found["predictions_are_rough"]}
 
 
-def measured(flags: str, advised: str) -> dict[str, float]:
+def measured(
+    flags: str, advised: str, segment: float = _SEGMENT, timeout: float = _TIMEOUT, duration: float = _DURATION
+) -> dict[str, float]:
     """Return the measured speed-up from the flags `advised`, in alternating segments."""
     configs = [job_of(JobFlags, [*flags.split(), *extra.split()], "train").config for extra in ("", advised)]
     trials = [Trial(config) for config in configs]
     try:
         for trial in trials:
-            trial.start(_TIMEOUT)
+            trial.start(timeout)
         current, changed = trials
-        return vars(compare(current, changed, _SEGMENT, _TIMEOUT, until=time.monotonic() + _DURATION).measured)
+        return vars(compare(current, changed, segment, timeout, until=time.monotonic() + duration).measured)
     finally:
         for trial in trials:
             trial.close()

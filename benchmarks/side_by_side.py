@@ -1,7 +1,8 @@
 """Shared by learning.py and off_policy_learning.py: runs of unidle and SB3 over seeds, each on a core of its own.
 
 Each run is saved when it ends, and the next command continues with those that are missing. In the JSON, `tasks` has the
-rows of which all seeds are done, and `unfinished` the others; an earlier row stays until it is replaced.
+rows of which all seeds are done, and `unfinished` the others; an earlier row stays until it is replaced. `--judge` does
+no runs: it judges the rows of `tasks` again, by their stored returns.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,7 +24,9 @@ from run_queue import Job, Seconds, Train, run_all
 
 SIDES = ("unidle", "sb3")
 EVALUATION_EPISODES = 50
+CHEAP = 50  # seeds of a task whose runs take a minute or two
 RESAMPLES = 20_000
+MARGIN = 0.02  # of the baseline's improvement over a random policy: a larger loss is not "no worse"
 PARTS = 10  # of a training run, each with the mean return of the episodes that ended in it
 
 Task = dict[str, Any]
@@ -114,7 +118,7 @@ def compare(returns: list[float], baseline: list[float], random: float) -> dict[
     resampled_a = a[rng.integers(0, len(a), (RESAMPLES, len(a)))]
     resampled_b = b[rng.integers(0, len(b), (RESAMPLES, len(b)))]
     lower, upper = np.percentile(iqm(resampled_a) - iqm(resampled_b), [2.5, 97.5])
-    margin = -0.05 * (float(iqm(b)) - random)
+    margin = -MARGIN * (float(iqm(b)) - random)
     return {
         "unidle_iqm": float(iqm(a)),
         "sb3_iqm": float(iqm(b)),
@@ -159,6 +163,12 @@ def main(
     result: dict[str, Any] = {"tasks": {}, "unfinished": {}}
     if earlier.exists():
         result |= json.loads(earlier.read_text())
+    if arguments.judge:
+        for row in result["tasks"].values():
+            judge(row, row["random"])
+        save(name, result, arguments.out)
+        print_table(result)
+        return
     rows: dict[str, Any] = {}
     for task in dict.fromkeys([*(owner(task, "sb3") for task in arguments.tasks), *arguments.tasks]):
         known = [result[kind].get(task) for kind in ("unfinished", "tasks")]
@@ -212,6 +222,7 @@ def _arguments(description: str | None, tasks: Mapping[str, Task]) -> argparse.N
     parser.add_argument("--jobs", type=int, default=cores, help="runs at once, each on a core; default: all cores")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run that may end after these")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda: all runs share the GPU")
+    parser.add_argument("--judge", action="store_true", help="judge the finished rows again, without any run")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     arguments = parser.parse_args()
     if arguments.seeds is not None and arguments.seeds < 1:
@@ -230,7 +241,8 @@ def row_of(task: Task, known: Sequence[dict[str, Any] | None], n_seeds: int | No
     """The first known row with the same settings, or a new one."""
     settings = {name: value for name, value in task.items() if name != "seeds"}
     row: dict[str, Any] = {"settings": settings, "timesteps": task["timesteps"], "device": device}
-    row = next(({"device": "cpu"} | one for one in known if one and one.get("settings") == settings), row)
+    # A copy: the row in the file stays as it was judged until all seeds of this one are done.
+    row = next(({"device": "cpu"} | deepcopy(one) for one in known if one and one.get("settings") == settings), row)
     if row["device"] != device:
         sys.exit(f"The finished runs of {settings} were on {row['device']}; give --device {row['device']}.")
     row["seeds"] = max(n_seeds or task.get("seeds", 10), row.get("seeds", 0))

@@ -125,6 +125,31 @@ def test_earlier_row_stays_until_all_seeds_of_new_one_are_done(tmp_path: Path, m
     assert result["unfinished"] == {}
 
 
+def test_finished_row_stays_as_it_is_while_more_seeds_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = command({"a": TASK}, tmp_path, monkeypatch, "--seeds", "1")["tasks"]["a"]
+    late = {**SIDES, "sb3": seeded_runs.slow}
+    result = command({"a": TASK}, tmp_path, monkeypatch, "--seconds", "0.9", sides=late)
+    assert result["tasks"]["a"] == first
+    assert len(result["unfinished"]["a"]["unidle"]) > 1
+
+
+def test_judge_judges_finished_rows_by_their_returns_without_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = command({"a": TASK}, tmp_path, monkeypatch)
+    row, unfinished = result["tasks"]["a"], {"a": {"seeds": 9, "unidle": {"1": 5.0}, "sb3": {}}}
+    stale = {**row, "margin": -50.0, "no_worse": not row["no_worse"], "unidle": {"1": 0.0, "2": 0.0, "3": 0.0}}
+    (tmp_path / "seeds.json").write_text(json.dumps({"tasks": {"a": stale}, "unfinished": unfinished}))
+    judged = command({"a": TASK}, tmp_path, monkeypatch, "--judge", sides={})
+    assert judged["unfinished"] == unfinished
+    judged = judged["tasks"]["a"]
+    assert (judged["unidle_iqm"], judged["no_worse"]) == (0.0, False)
+    assert judged["margin"] == pytest.approx(-0.02 * (judged["sb3_iqm"] - 7.0))
+    assert {name: judged[name] for name in ("settings", "sb3", "machines")} == {
+        name: row[name] for name in ("settings", "sb3", "machines")
+    }
+
+
 def test_prioritised_replay_is_compared_with_same_runs_of_sb3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = {"a": TASK, "a prioritised": {**TASK, "per": True}}
     rows = command(tasks, tmp_path, monkeypatch)["tasks"]
@@ -190,8 +215,15 @@ def test_inter_quartile_mean_and_worst_decile(values: Any, iqm: float, worst: fl
     assert side_by_side.worst_decile(np.array(values, float)) == worst
 
 
+@pytest.mark.parametrize(("loss", "no_worse"), [(1.9, True), (2.1, False)])
+def test_margin_is_two_percent_of_gain_over_random(loss: float, no_worse: bool) -> None:
+    verdict = side_by_side.compare([300.0 - loss] * 5, [300.0] * 5, random=200.0)
+    assert verdict["margin"] == pytest.approx(-2.0)
+    assert verdict["no_worse"] is no_worse
+
+
 def test_difference_beyond_margin_is_shown_and_smaller_one_is_not_worse() -> None:
-    sb3 = [100.0 + seed for seed in range(10)]
+    sb3 = [100.0 + 0.1 * seed for seed in range(10)]
     same, lower = (side_by_side.compare([value - loss for value in sb3], sb3, 0.0) for loss in (0.0, 20.0))
     assert same["no_worse"]
     assert same["lower_95"] < 0 < same["upper_95"]

@@ -207,3 +207,33 @@ def test_gpu_spans_are_as_long_as_the_work() -> None:
     clock.read()
     ((_, start, end),) = timeline.on_device
     assert 0.5 * elapsed < (end - start) * 1e-9 < 1.05 * elapsed
+
+
+def test_inference_within_a_phase_is_counted_once_and_its_intervals_tile_the_phase() -> None:
+    timeline = Timeline()
+    timeline.begin()
+    timeline.start_recording()
+    timeline.enter(ENVIRONMENT)
+    began = perf_counter_ns()
+    first, second = (began + 1000, began + 3000), (began + 5000, began + 6000)
+    while perf_counter_ns() < began + 20_000:
+        pass
+    timeline.add_inference(3000, [first, second], 500)
+    timeline.enter(OTHER)
+    assert timeline.totals_ns[INFERENCE] == 3000
+    recorded = list(timeline.intervals)[1:]  # without the one before the phase
+    assert [phase for phase, _, _ in recorded] == [ENVIRONMENT, INFERENCE] * 2 + [ENVIRONMENT] * 2
+    assert all(end == start for (_, _, end), (_, start, _) in pairwise(recorded))
+    assert sum(end - start for phase, start, end in recorded if phase == ENVIRONMENT) == timeline.totals_ns[ENVIRONMENT]
+    assert list(timeline.on_device) == [(INFERENCE, end - 500, end) for _, end in (first, second)]
+    assert sum(timeline.totals_now_ns()) > 0
+
+
+def test_current_phase_is_inference_while_the_loop_in_c_infers() -> None:
+    timeline = Timeline()
+    timeline.enter(ENVIRONMENT)
+    assert timeline.current == ENVIRONMENT
+    timeline.is_acting_in_c = lambda: True
+    assert timeline.current == INFERENCE
+    timeline.enter(OTHER)
+    assert timeline.current == OTHER

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from statistics import mean
+
+from figure_delivered import FULL, compared_with_sb3, delivered, share_of_loop
 from figure_values import number, percent, rates, results, rows, source, sourced, table, times
 
 
 @table
 def speed_in_short() -> str:
     """One row per kind of work; each links to a table with machine, date and caveats."""
-    cheetah, on_host = results("cpu_bound")["settings"]["beast"], results("two_cores")["training"]
+    beast, on_host = delivered("beast"), results("two_cores")["training"]
+    cheetah = results("cpu_bound")["settings"]["beast"]
+    sides = [cheetah[side]["steps_per_second"] for side in ("off", "sb3")]
+    if beast:
+        sides = [beast["medians"][side]["steps_per_second"] for side in ("off", beast["sb3"])]
     seconds, crawling = results("time_to_score")["sides"], results("io_bound_gpu")["sides"]
     on_device = results("gpu_resident")["n_envs"]["4096"]
     gpu, cores = "one H200 with 16 cores", "two cores"
@@ -22,9 +29,10 @@ def speed_in_short() -> str:
     return rows(
         ["PPO on", "unidle", "the other side", "faster by"],
         row(
-            f"HalfCheetah-v5, 64 environments, 1024,512,512,256 (preset `beast`), {gpu}",
+            f"HalfCheetah-v5, 64 environments, 1024,512,512,256 (preset `beast`), {gpu}"
+            + (", evaluation and checkpoints included" if beast else ""),
             "steps/s",
-            [cheetah[side]["steps_per_second"] for side in ("off", "sb3")],
+            sides,
             "Stable-Baselines3",
             "benchmarks.md#halfcheetah-on-a-gpu",
         ),
@@ -44,16 +52,17 @@ def speed_in_short() -> str:
             last / first,
         ),
         row(
-            f"crawling a website with 50 ms latency, 2,048 episodes at once against 32 processes, {gpu}",
+            f"crawling a website with 50 ms latency, 2,048 episodes at once against {processes(crawling)}, {gpu}",
             "steps/s",
-            [crawling[side]["steps_per_second"] for side in ("unidle 2048", "sb3 32")],
+            [crawling[side]["steps_per_second"] for side in ("unidle 2048", best_sb3(crawling))],
             "Stable-Baselines3",
             "io-bound.md#pages-are-read-once",
         ),
         row(
-            "4,096 CartPoles on the GPU, one H200",
+            "4,096 CartPoles on the GPU, one H200 (one kernel per rollout: only for the five classic tasks with two "
+            "equal layers of 16, 32 or 64 units)",
             "M steps/s",
-            [rates(on_device[side]) / 1e6 for side in ("unidle", "jax")],
+            [rates(on_device[side]) / 1e6 for side in ("unidle", faster_jax(on_device))],
             "PureJaxRL-style JAX",
             "benchmarks.md#cartpole-on-the-gpu",
         ),
@@ -75,55 +84,68 @@ def speed_on_a_gpu() -> str:
     def compared(name: str, side: dict[str, float], baseline: dict[str, float]) -> list[str]:
         return [name, cell(side), cell(baseline), times(ratio(side, baseline))]
 
+    measured = {preset: row for preset in sb3 if (row := delivered(preset))}
     beast, wide = cheetah["beast"], cheetah["wide"]["strict"]
+
+    def plain(preset: str, note: str = "", overlap: str = "off") -> list[str]:
+        """A preset as `unidle train` delivers it, or, until that is measured, its training loop alone."""
+        name = f"HalfCheetah-v5, preset `{preset}`{note}"
+        if preset in measured:
+            return compared_with_sb3(measured[preset], f"{name}: {FULL}", "delivered")
+        return compared(name, cheetah[preset][overlap], sb3[preset])
+
+    off = ["the same with `--overlap off`", cell(beast["off"]), "", times(ratio(beast["off"], sb3["beast"]))]
+    other = "`beast` with 1024 × 32 steps instead of 64 × 512 (a different recipe)"
+    widest = [other, cell(wide), "", f"{number(ratio(wide, sb3['beast']), 1)} times SB3's `beast`"]
+    if "beast" in measured:
+        off = compared_with_sb3(measured["beast"], off[0], "off")
+        widest[0], widest[2] = f"{other}, training loop only", cell(sb3["beast"])
     pages = compared(
-        "Crawling a website with 50 ms latency: 2,048 concurrent episodes against 32 processes, network and epochs of "
-        "`max-gpu`",
+        f"Crawling a website with 50 ms latency: 2,048 concurrent episodes against {processes(crawling)}, network and "
+        "epochs of `max-gpu`",
         crawling["unidle 2048"],
-        crawling["sb3 32"],
+        crawling[best_sb3(crawling)],
     )
     pages[-1] = f"[{pages[-1]}](docs/io-bound.md#pages-are-read-once)"
+    loops = {preset: machine for preset, machine in results("cpu_bound")["machines"].items() if preset not in measured}
     return sourced(
         rows(
             ["training steps/s (GPU busy)", "unidle", "Stable-Baselines3", ""],
-            compared("HalfCheetah-v5, preset `fast`", cheetah["fast"]["off"], sb3["fast"]),
-            compared("HalfCheetah-v5, preset `heavy`", cheetah["heavy"]["off"], sb3["heavy"]),
-            compared(
-                "HalfCheetah-v5, preset `beast` (`--overlap strict`, its default on a GPU)",
-                beast["strict"],
-                sb3["beast"],
-            ),
-            ["the same with `--overlap off`", cell(beast["off"]), "", times(ratio(beast["off"], sb3["beast"]))],
-            [
-                "`beast` with 1024 × 32 steps instead of 64 × 512 (a different recipe)",
-                cell(wide),
-                "",
-                f"{number(ratio(wide, sb3['beast']), 1)} times SB3's `beast`",
-            ],
+            plain("fast"),
+            plain("heavy"),
+            plain("beast", " (`--overlap strict`, its default on a GPU)", "strict"),
+            off,
+            widest,
             pages,
         ),
-        source("cpu_bound.py", "cpu_bound", results("cpu_bound")["machines"]),
+        *([f"{source('delivered.py', 'delivered', measured)} {share_of_loop(measured)}"] if measured else []),
+        source("cpu_bound.py", "cpu_bound", loops),
         source("io_bound_gpu.py", "io_bound_gpu"),
     )
 
 
 @table
 def several_seeds() -> str:
-    """Runs of a group against one run, all steps together."""
+    """Runs of a group against one run and against processes under NVIDIA MPS, all steps together."""
     result = results("many_runs")
     body = []
-    for name in ("fast", "heavy"):
+    for name in ("fast", "heavy", "beast"):
         measured = result[name]["measured"]
         one = measured["one 1"]["steps_per_second"]
-        for side, side_result in measured.items():
-            kind, runs = side.split()
-            if kind in ("one", "group"):
-                rate, gpu = side_result["steps_per_second"], side_result["gpu_percent"] / 100
-                body.append([f"`{name}`", runs, number(rate), f"{number(rate / one, 2)} ×", percent(gpu)])
+        for side in sorted(filter(lambda side: side.startswith(("one", "group")), measured), key=_runs_of):
+            runs = _runs_of(side)
+            rate, gpu = measured[side]["steps_per_second"], measured[side]["gpu_percent"] / 100
+            others = [measured.get(f"{other} {runs}", {}).get("steps_per_second") for other in ("mps", "bare")]
+            cells = [number(other) if other else "" for other in others] if runs > 1 else ["", ""]
+            body.append([f"`{name}`", str(runs), number(rate), f"{number(rate / one, 2)} ×", percent(gpu), *cells])
+    heads = ["HalfCheetah-v5, preset", "seeds", "steps/s in all", "against one run", "GPU in use"]
     return sourced(
-        rows(["HalfCheetah-v5, preset", "seeds", "steps/s in all", "against one run", "GPU in use"], *body),
-        source("many_runs.py", "many_runs"),
+        rows([*heads, "as many processes under MPS", "only stepping"], *body), source("many_runs.py", "many_runs")
     )
+
+
+def _runs_of(side: str) -> int:
+    return int(side.split()[1])
 
 
 @table
@@ -172,16 +194,32 @@ def off_policy_on_two_cores() -> str:
     )
 
 
+def faster_jax(sides: dict[str, list[dict[str, float]]]) -> str:
+    """JAX with the generator of random numbers with which it is faster."""
+    return max((side for side in sides if side.startswith("jax")), key=lambda side: rates(sides[side]))
+
+
 @table
 def cartpole_on_a_gpu() -> str:
     """CartPole on the device against JAX and RSL-RL."""
     sizes = results("gpu_resident")["n_envs"]
     jax = sizes["4096"]["jax"][0]["jax"].rpartition(".")[0]
+    generators = {faster_jax(size) for size in sizes.values()} if "jax-rbg" in sizes["4096"] else set()
+    jax += "".join(f", {'rbg' if name == 'jax-rbg' else 'threefry'}" for name in sorted(generators))
+    rsl = f"RSL-RL {sizes['4096']['rsl-rl'][0]['rsl-rl-lib']}, its own settings"
+    shares = [size["rsl-rl"][0].get("environment_share") for size in sizes.values()]
+    if None in shares:
+        rsl += ", without TF32"
+    else:
+        alone = " and ".join(
+            percent(mean(run["environment_share"] for run in size["rsl-rl"])) for size in sizes.values()
+        )
+        rsl += f", captured environment, which takes {alone} of the time"
 
-    def side(name: str, key: str, slower: bool = True) -> list[str]:
+    def side(name: str, key: str | None, slower: bool = True) -> list[str]:
         cells = []
         for size in sizes.values():
-            rate = rates(size[key])
+            rate = rates(size[key or faster_jax(size)])
             ratio = rates(size["unidle"]) / rate
             cells.append(
                 f"{number(rate / 1e6, 1)} M"
@@ -197,8 +235,8 @@ def cartpole_on_a_gpu() -> str:
             ],
             side("unidle", "unidle", slower=False),
             side("unidle, `--precision bf16`", "unidle-bf16", slower=False),
-            side(f"PureJaxRL-style JAX: the whole run in one `jit`, JAX {jax}, gymnax", "jax"),
-            side(f"RSL-RL {sizes['4096']['rsl-rl'][0]['rsl-rl-lib']}, its own settings", "rsl-rl"),
+            side(f"PureJaxRL-style JAX: the whole run in one `jit`, JAX {jax}, gymnax", None),
+            side(rsl, "rsl-rl"),
         ),
         source("gpu_resident.py", "gpu_resident"),
     )
@@ -308,12 +346,28 @@ def crawling_on_two_cores() -> str:
     )
 
 
+def best_sb3(sides: dict[str, dict[str, float]]) -> str:
+    """SB3 with the number of processes and the parser with which it is fastest."""
+    return max((side for side in sides if side.startswith("sb3")), key=lambda side: sides[side]["steps_per_second"])
+
+
+def processes(sides: dict[str, dict[str, float]]) -> str:
+    """The fastest SB3 in words: 128 processes with selectolax."""
+    _, size, *parser = best_sb3(sides).split()
+    return " with ".join([f"{size} processes", *parser])
+
+
 @table
 def crawling_on_a_gpu() -> str:
     """Training on the crawler against SB3."""
     sides = results("io_bound_gpu")["sides"]
-    sb3 = sides["sb3 32"]["steps_per_second"]
-    names = {"sb3 32": "SB3, 32 processes", "unidle 512": "512 episodes", "unidle 2048": "2,048 episodes"}
+    sb3 = sides[best_sb3(sides)]["steps_per_second"]
+    names = {}
+    for side in sorted(sides, key=lambda side: side.split()[0]):  # those of SB3 first
+        kind, size, *option = side.split()
+        several = f"SB3, {size} processes" if kind == "sb3" else f"{int(size):,} episodes"
+        words = {"no cache": "`keep_pages: false`"}.get(" ".join(option), " ".join(option))
+        names[side] = ", ".join(filter(None, [several, words]))
     return sourced(
         rows(
             [

@@ -59,7 +59,14 @@ class Timeline(PhaseClock):
         self.on_device: deque[Interval] = deque(maxlen=capacity)
         """The GPU's work, by phase."""
         self.is_recording = False
+        self.is_acting_in_c: Callable[[], bool] = lambda: False
+        """Whether the loop in C infers; its times are added when it returns (`add_inference`)."""
         self._begun_ns = self._since
+
+    @property
+    def current(self) -> int:
+        """The phase of this moment."""
+        return INFERENCE if self._phase == ENVIRONMENT and self.is_acting_in_c() else self._phase
 
     def start_recording(self) -> None:
         """Discard recorded intervals and record from now on, until `is_recording` is set to False."""
@@ -86,14 +93,18 @@ class Timeline(PhaseClock):
             totals[phase] += perf_counter_ns() - since
         return totals
 
-    def add_inference(self, total_ns: int, intervals: Sequence[tuple[int, int]]) -> None:
-        """Count so much of the open phase as inference; `intervals` are when, or a part of it."""
+    def add_inference(self, total_ns: int, intervals: Sequence[tuple[int, int]], device_ns: int) -> None:
+        """Count so much of the open phase as inference.
+
+        Until the end of each interval, the GPU worked for `device_ns`.
+        """
         now = perf_counter_ns()
         self.totals_ns[self._phase] += now - self._since - total_ns
         self.totals_ns[INFERENCE] += total_ns
         if self.is_recording:
             for start, end in intervals:
                 self.intervals += ((self._phase, self._since, start), (INFERENCE, start, end))
+                self.on_device.append((INFERENCE, end - device_ns, end))
                 self._since = end
             self.intervals.append((self._phase, self._since, now))
         self._since = now

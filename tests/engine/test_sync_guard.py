@@ -92,4 +92,4 @@ def test_iterations_wait_only_for_actions(
     # One per inference and two per iteration: for the metrics of the update, and right after it, without any wait, for
     # reading the device's clock.
     assert waits["event"] == waits["inferences"] + 2 * 5
-    assert waits["inferences"] > 5
+    assert waits["inferences"] >= 5  # the first of each rollout; the loop in C launches others, and only queries events

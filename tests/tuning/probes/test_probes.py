@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stand_in_simulators import STEP_S
 
 from unidle.algos.registry import new_algorithm
@@ -30,7 +31,7 @@ from unidle.tuning.job import endless
 from unidle.tuning.pipeline_model import iteration_seconds
 from unidle.tuning.probes import learning as probes_learning
 from unidle.tuning.probes import stepping
-from unidle.tuning.probes.device import none_if_out_of_memory
+from unidle.tuning.probes.device import none_if_out_of_memory, simulator_step
 from unidle.tuning.probes.learning import LearningProbes, updates_of
 from unidle.tuning.probes.probe_job import _Probes, measure_profile, probe_job
 from unidle.tuning.probes.probe_results import ProbeResults
@@ -183,6 +184,35 @@ def test_simulator_is_probed_alone_and_with_more_environments_if_possible(factor
         assert simulator.larger is not None
         assert simulator.larger[0] == 64
         assert simulator.larger[1] >= STEP_S
+
+
+class Walk:
+    """Points that are pushed; an episode ends far from zero, which takes a push."""
+
+    action_space = spaces.Box(-0.5, 0.5, (2,))
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.largest = 0.0
+
+    def begin(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        at = torch.zeros(8, 2)
+        return {"at": at}, at
+
+    def step(self, state: dict[str, torch.Tensor], action: torch.Tensor) -> tuple[dict[str, torch.Tensor], None]:
+        at = state["at"] + action
+        far = at.abs().amax(1) > 2
+        self.ended += int(far.sum())
+        self.largest = max(self.largest, float(action.abs().max()))
+        return {"at": at * ~far.unsqueeze(1)}, None
+
+
+def test_simulator_is_timed_while_episodes_end() -> None:
+    env = Walk()
+    seconds = simulator_step(cast(Any, env), 8, 2, torch.device("cpu"), share=0.05)
+    assert seconds > 0
+    assert env.ended > 0
+    assert env.largest == 0.5
 
 
 @pytest.mark.parametrize(("device", "runs"), [("cuda", 2), ("cpu", 1)])

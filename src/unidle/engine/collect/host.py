@@ -83,8 +83,7 @@ class HostCollector:
         self._starts = np.ones(n_envs, np.bool_)
         self._recurrent_starts = self._starts if policy.state_size else None
         self.faults = FaultHandler(envs, self.schedule, self._slots, self._starts, self._state, self._stream, on_fault)
-        # In a group all: while some are stepped, this process acts in the environments of other runs.
-        self._min_ready = _min_ready(envs, on_gpu=on_gpu) if sharing is None else len(envs.bounds)
+        self._min_ready = _min_ready(envs, on_gpu=on_gpu)
         # The loop in C, once each slot's inference was captured; or the reason why there is none.
         self._loop: StepLoop | str | None = loop_unsupported(envs, policy, capture, on_gpu=on_gpu)
         self._is_alone = sharing is None
@@ -129,12 +128,17 @@ class HostCollector:
             self._slot(index).open(len(self.envs.bounds), self._seed, index)
         self.schedule.open_next()
 
-    def poll(self, seconds: float = _STALL_SECONDS) -> bool:
+    def poll(self, seconds: float | None = None) -> bool:
         """`poll_in_turns`, without giving others a turn."""
         return run_to_end(self.poll_in_turns(seconds))
 
-    def poll_in_turns(self, seconds: float = _STALL_SECONDS) -> Turns[bool]:
-        """Act for slices that wait, and receive those ready within `seconds`; False if no environment can continue."""
+    def poll_in_turns(self, seconds: float | None = None) -> Turns[bool]:
+        """Act for slices that wait, and receive those ready within `seconds`; False if no environment can continue.
+
+        None: there is nothing else to do.
+        """
+        loop_seconds = _LOOP_SECONDS if seconds is None else seconds
+        seconds = _STALL_SECONDS if seconds is None else seconds
         timeline, schedule = self._timeline, self.schedule
         if schedule.waiting:
             timeline.enter(INFERENCE)
@@ -148,7 +152,7 @@ class HostCollector:
             return False
         timeline.enter(ENVIRONMENT)
         if (loop := self._usable_loop()) is not None:
-            if not (yield from self._loop_steps(loop, _LOOP_SECONDS if seconds == _STALL_SECONDS else seconds)):
+            if not (yield from self._loop_steps(loop, loop_seconds)):
                 return True
             seconds = 0.0
         at_least, until = min(self._min_ready, self._in_flight), time.monotonic() + seconds
@@ -176,21 +180,20 @@ class HostCollector:
         assert self._stream is not None
         assert isinstance(self.envs, ProcessPool)
         launcher, limits = Launcher.cuda(self._stream), (self._min_ready, _STALL_SECONDS)
-        return StepLoop(self.envs, self.schedule, self._slots, graphs, launcher, *limits)
+        loop = StepLoop(self.envs, self.schedule, self._slots, graphs, launcher, *limits)
+        self._timeline.is_acting_in_c = lambda: loop.is_acting
+        return loop
 
     def _loop_steps(self, loop: StepLoop, seconds: float) -> Turns[bool]:
         """Let the loop step for about so long; returns whether the next step needs Python."""
         self._flush()
-        loop.begin(self.schedule.oldest % len(self._slots), self._sent_ns)
+        loop.begin(self.schedule.oldest % len(self._slots), self._sent_ns, records=self._timeline.is_recording)
         if self._is_alone:
             loop.run(seconds)
         else:
             yield Steps(loop, time.monotonic() + seconds)
         needs_python, times = loop.needs_python, loop.end()
-        self._timeline.add_inference(times.inference_ns, times.intervals.tolist())
-        for _, end in times.intervals.tolist() if self._timeline.is_recording else ():
-            device_ns = self._slots[0].inference.device_ns
-            self._timeline.on_device.append((INFERENCE, end - device_ns, end))
+        self._timeline.add_inference(times.inference_ns, times.intervals, self._slots[0].inference.device_ns)
         return needs_python
 
     def _receive_from_envs(self, at_least: int, seconds: float | None) -> list[int]:

@@ -14,6 +14,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -109,8 +110,8 @@ class Launcher:
 @functools.cache
 def library() -> ctypes.CDLL | str:
     """The compiled loop, or the reason why there is none."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "")
+    if not compiler:
         return "no C compiler (cc) was found"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unidle"
     source = _SOURCE.read_bytes()
@@ -120,13 +121,15 @@ def library() -> ctypes.CDLL | str:
             cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 built = Path(folder) / target.name
-                command = [compiler, "-O2", "-shared", "-fPIC", "-pthread", "-o", str(built), str(_SOURCE)]
+                command = [*compiler, "-O2", "-shared", "-fPIC", "-pthread", "-o", str(built), str(_SOURCE)]
                 subprocess.run(command, check=True, capture_output=True, text=True)
                 built.replace(target)
+        if target.stat().st_uid != os.getuid():
+            return f"{target} belongs to another user"
         loaded = ctypes.CDLL(str(target))  # releases the GIL
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).splitlines()
-        return f"the C compiler failed: {next((line for line in said if 'error' in line), str(error))}"
+        return f"its loop in C could not be compiled: {next((line for line in said if 'error' in line), str(error))}"
     loaded.unidle_step.argtypes = [_Pointer, _Integer, _Integer, _Integer, _Pointer]
     loaded.unidle_step.restype = None
     return loaded
@@ -176,7 +179,6 @@ class StepLoop:
             event=launcher.event,
             ready=ready.ctypes.data,
             intervals=self._intervals.ctypes.data,
-            capacity=_INTERVALS,
             state=_NEEDS_PYTHON,
         )
         self._alone = (_Pointer * 1)(self.pointer)
@@ -189,9 +191,13 @@ class StepLoop:
 
     # -- one turn ------------------------------------------------------------------------------------------------------
 
-    def begin(self, oldest_slot: int, sent_ns: int) -> None:
-        """Hand the environments over to `run` or `step_all`, until `end`; Python last sent actions at `sent_ns`."""
+    def begin(self, oldest_slot: int, sent_ns: int, *, records: bool) -> None:
+        """Hand the environments over to `run` or `step_all`, until `end`; Python last sent actions at `sent_ns`.
+
+        `records`: each inference, not only how long all of them took.
+        """
         lane = self._lane
+        lane.capacity = _INTERVALS if records else 0
         lane.first_slot, lane.was_split, lane.n_acts, lane.n_intervals, lane.inference_ns = oldest_slot, 0, 0, 0, 0
         lane.since, lane.state = max(lane.since, sent_ns), _STEPPING
 
@@ -215,7 +221,7 @@ class StepLoop:
         if lane.error:
             raise RuntimeError(f"CUDA error {lane.error} while actions were inferred")
         lane.state = _NEEDS_PYTHON
-        return LoopTimes(lane.n_acts, lane.inference_ns, self._intervals[: lane.n_intervals])
+        return LoopTimes(lane.n_acts, lane.inference_ns, self._intervals[: lane.n_intervals].tolist())
 
 
 @dataclass(frozen=True)
@@ -235,7 +241,7 @@ class LoopTimes(NamedTuple):
 
     n_acts: int
     inference_ns: int
-    intervals: np.ndarray  # [inference, 2] the first of them, from launch to sent actions; overwritten by the next turn
+    intervals: list[tuple[int, int]]  # of recorded inferences, from launch to sent actions
 
 
 def step_all(loops: Sequence[StepLoop], seconds: float, waiting: Waiting) -> None:

@@ -5,19 +5,19 @@ workers of all runs together fill the other cores, so nearly every worker has a 
 filling the gaps in which a run infers or learns with the steps of another run: a worker that takes turns with another
 process finds the caches cold, and steps at half the speed.
 
-Some cores may have one worker more than others, and cores differ in speed (hyper-threads share one). A rollout waits
-for its slowest worker, so all workers move on from core to core all the time.
+Some cores have one worker more than others. A rollout waits for its slowest worker, so the workers take turns on these
+cores: one at a time moves from a core with more workers to one with fewer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-ROTATE_SECONDS = 0.02  # between two moves
+ROTATE_SECONDS = 0.02  # between two moves: more often than a rollout ends
 
 
 class WorkerCores:
-    """Gives each run its workers' places on a ring of them, which turns over the cores."""
+    """Gives each worker of a group its place, and each place its core at a time."""
 
     def __init__(self, cores: Iterable[int], runs: int) -> None:
         """For up to `runs` runs at a time."""
@@ -41,4 +41,5 @@ class WorkerCores:
 
     def core_of(self, place: int, now: float) -> int:
         """The core of the worker at `place`; `now` is a time of `time.monotonic`."""
-        return self._cores[(place + int(now / ROTATE_SECONDS)) % self._size % len(self._cores)]
+        moves = (int(now / ROTATE_SECONDS) + self._size - 1 - place) // self._size
+        return self._cores[(place + moves * self._size) % len(self._cores)]

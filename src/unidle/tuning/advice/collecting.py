@@ -21,7 +21,7 @@ from unidle.tuning.advice.finding import (
 )
 from unidle.tuning.job import MOST_WORKERS_PER_CORE
 from unidle.tuning.pipeline_model import overlap_speedup, predicted_speedup
-from unidle.tuning.probes.profile import SimulatorPace
+from unidle.tuning.probes.profile import Profile, SimulatorPace
 
 _FEW_ENVS = 4  # per core; with fewer, synchronisation dominates
 _OVERHEAD = 0.2  # smaller shares of a simulator's step are not reported
@@ -153,20 +153,28 @@ def _more_envs(facts: Facts, simulator: SimulatorPace) -> tuple[Advice, ...]:
     """More environments with fewer steps each: a step of all of them may take hardly longer."""
     if simulator.larger is None:
         return ()
-    profile, (wanted, step) = facts.profile, simulator.larger
-    steps = _rounded_steps(profile.n_steps * profile.n_envs / wanted, wanted, facts.config.recipe)
-    times = wanted * steps / profile.steps  # as many transitions per iteration
-    collecting = steps * (profile.collecting / profile.n_steps - simulator.step + step)
-    now = profile.collecting + profile.pace.learning + profile.rest
-    speedup = times * now / (collecting + times * profile.pace.learning + profile.rest)
+    profile, (wanted, _) = facts.profile, simulator.larger
+    steps, speedup = with_more_envs(profile, simulator.larger, facts.config.recipe)
     if speedup < MIN_SPEEDUP:
         return ()
+    times = wanted * steps / profile.steps
     batch = "the same batch" if times == 1 else f"a batch {times:.2g} times as large"
     flags = f"--n-envs {wanted} --n-steps {steps}" if simulator.takes_n_envs else ""
     text = f"{wanted // profile.n_envs} times as many environments with {steps} steps each: {batch}"
     if not simulator.takes_n_envs:
         text += f"; create {wanted:,} in your factory, and use --n-steps {steps}"
     return (Advice("recipe", text, flags, speedup),)
+
+
+def with_more_envs(profile: Profile, larger: tuple[int, float], recipe: Recipe) -> tuple[int, float]:
+    """Return the steps and the predicted speed-up with a `larger` simulator and about as many transitions."""
+    assert profile.simulator is not None
+    wanted, step = larger
+    steps = _rounded_steps(profile.n_steps * profile.n_envs / wanted, wanted, recipe)
+    times = wanted * steps / profile.steps  # as many transitions per iteration
+    collecting = steps * (profile.collecting / profile.n_steps - profile.simulator.step + step)
+    now = profile.collecting + profile.pace.learning + profile.rest
+    return steps, times * now / (collecting + times * profile.pace.learning + profile.rest)
 
 
 def too_many_threads(facts: Facts) -> Finding | None:

@@ -11,7 +11,9 @@ from functools import wraps
 from time import perf_counter
 from typing import ParamSpec, TypeVar
 
+import numpy as np
 import torch
+from gymnasium import spaces
 
 from unidle.engine.build import RunParts
 from unidle.engine.collect.device import DeviceCollector
@@ -28,6 +30,7 @@ from unidle.tuning.probes.timing import lower_quartile, seconds_of
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 _COPIED_BYTES = 64 * 2**20
+_WARM_UP = 64  # steps of a simulator that are not timed
 _STEPS = 8  # of a simulator between two synchronisations: training has none in a rollout
 
 
@@ -75,19 +78,37 @@ def _whole_iteration(loop: DeviceLoop, batch: int, share: float) -> float:
 
 
 def simulator_step(env: DeviceEnv, n_envs: int, width: int, device: torch.device, share: float) -> float:
-    """Return the seconds of one step of all environments of a simulator, from its first state on."""
+    """Return the seconds of one step of all environments of a simulator, with random actions.
+
+    It is timed once episodes have begun to end as in training: resets may cost as much as steps.
+    """
     state, _ = env.begin()
-    actions = torch.zeros(n_envs, width, device=device)
+    actions = _random_actions(env.action_space, n_envs, width, device)
 
     def steps() -> None:
         nonlocal state
-        for _ in range(_STEPS):
-            state, _step = env.step(state, actions)
+        for action in actions:
+            state, _step = env.step(state, action)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
     with torch.no_grad():
+        until = perf_counter() + share
+        for _ in range(_WARM_UP // _STEPS):
+            steps()
+            if perf_counter() > until:
+                break
         return seconds_of(steps, share) / _STEPS
+
+
+def _random_actions(space: spaces.Space, n_envs: int, width: int, device: torch.device) -> list[torch.Tensor]:
+    """Actions of `_STEPS` steps as an untrained Gaussian policy draws them; other than continuous ones are 0."""
+    actions = torch.zeros(_STEPS, n_envs, width)
+    if isinstance(space, spaces.Box):
+        actions.normal_(generator=torch.Generator().manual_seed(0))
+        low, high = (torch.from_numpy(np.ravel(bound)).float() for bound in (space.low, space.high))
+        actions = actions.clamp(low, high)
+    return list(actions.to(device))
 
 
 def with_more_envs(maker: EnvMaker, n_envs: int) -> EnvMaker | None:

@@ -83,7 +83,14 @@ class Window:
         self._usual_start()  # type: ignore[misc]
 
     def close(self) -> KernelIntervals | None:
-        """Close the window; returns the kernels it recorded, or None if they are lost.
+        """Close the window; returns when a kernel ran, or None if the kernels are lost."""
+        found = self.close_with_names()
+        if found is None:
+            return None
+        return merge_kernels([(start, end) for _, start, end in found], self.begun_ns, self.ended_ns)
+
+    def close_with_names(self) -> list[tuple[str, int, int]] | None:
+        """Close the window; returns name, start and end of each kernel it recorded, or None if they are lost.
 
         They are lost if the program has started profiling in the meantime: there is only one profiler, and stopping it
         would take the program's results away; stopping it twice, from another thread, would crash the program. torch
@@ -105,8 +112,8 @@ class Window:
             is_copy = event.name().startswith(("Memcpy", "Memset"))
             if event.device_type() == autograd.DeviceType.CUDA and not is_copy:
                 start = event.start_ns()
-                found.append((start, start + event.duration_ns()))
-        return merge_kernels(found, self.begun_ns, self.ended_ns)
+                found.append((event.name(), start, start + event.duration_ns()))
+        return found
 
 
 def silence_kineto() -> None:
