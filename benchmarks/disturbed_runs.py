@@ -41,6 +41,7 @@ JOBS = {
     "workers and evaluators": ["--subproc", "--workers", "2", "--eval-workers", "1"],
     "overlap": ["--subproc", "--workers", "2", "--eval-workers", "0", "--overlap", "strict"],
 }
+RUN = "runs/a"
 PLAIN = "CartPole-v1"
 ENVS = (PLAIN, *(f"child_envs:{name}" for name in ("Forks", "StartsPrograms", "LeavesChildren", "InstallsHandlers")))
 GRACEFUL = ("INT", "TERM", "HUP", "USR1")
@@ -145,7 +146,8 @@ def start(
             target = reader.stdin
         if output == "closed":
             command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command]
-        paths = {"PYTHONPATH": str(Path(__file__).parent), "XDG_STATE_HOME": str(folder / "state")}
+        found = filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+        paths = {"PYTHONPATH": os.pathsep.join(found), "XDG_STATE_HOME": str(folder / "state")}
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -204,17 +206,17 @@ def send(pid: int, name: str) -> None:
 # -- run folders -------------------------------------------------------------------------------------------------------
 
 
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+def records(folder: Path, kind: str, run: str = RUN) -> list[dict[str, Any]]:
     """The complete records of metrics.jsonl."""
-    path = folder / "runs/a/metrics.jsonl"
+    path = folder / run / "metrics.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def last_step(folder: Path) -> int:
+def last_step(folder: Path, run: str = RUN) -> int:
     """The step of the last iteration that metrics.jsonl has."""
     try:
-        with (folder / "runs/a/metrics.jsonl").open("rb") as file:
+        with (folder / run / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
             complete = file.read().rpartition(b"\n")[0]
     except OSError:
@@ -223,21 +225,21 @@ def last_step(folder: Path) -> int:
     return int(steps[-1]) if steps else 0
 
 
-def results(folder: Path) -> dict[str, Any]:
+def results(folder: Path, run: str = RUN) -> dict[str, Any]:
     """The learned state at the end, the best policy, and the evaluations by step."""
     from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
     from unidle.engine.checkpoint.run_folder import RunFolder
 
-    run = RunFolder.open(folder / "runs/a")
-    path = run.latest()
+    opened = RunFolder.open(folder / run)
+    path = opened.latest()
     assert path is not None
-    best = load_checkpoint(run.best, policy_only=True)
+    best = load_checkpoint(opened.best, policy_only=True)
     return {
         "last checkpoint": path.name,
         "learned state": load_checkpoint(path)["algo"],
         "best policy": [best["step"], best["algo"]],
-        "iterations": [record["step"] for record in records(folder, "iteration")],
-        "evaluations": {record["step"]: record["eval/return_mean"] for record in records(folder, "evaluation")},
+        "iterations": [record["step"] for record in records(folder, "iteration", run)],
+        "evaluations": {record["step"]: record["eval/return_mean"] for record in records(folder, "evaluation", run)},
     }
 
 

@@ -1,12 +1,13 @@
 """Disturbs runs and damages their files at random; each must end as it should, and lose nothing.
 
-    python benchmarks/fault_trial.py [--part runs|checkpoints|texts] [--first 0] [--tries 24] [--seed 0] [--parallel 2]
+    python benchmarks/fault_trial.py [--part runs] [--first 0] [--tries 24] [--seed 0] [--parallel 2]
 
-`runs` are disturbed processes (`disturbed_runs.py`), `checkpoints` and `texts` are damaged files
-(`damaged_files.py`). A try is *held* if the run ends as it should, nothing of it runs on, it resumes to its end, and
-weights and evaluations are those of the undisturbed run, or if a damaged file is refused with one sentence or used
-correctly; *lost* if not; *differing* if only results differ. Tries are numbered: a later call adds those from `--first`
-on to the results, and replaces those with the same numbers. Disks are tried only where file systems can be mounted.
+The parts: `runs` are disturbed processes (`disturbed_runs.py`), `groups` and `sweeps` are killed and resumed
+(`killed_groups.py`), `checkpoints` and `texts` are damaged files (`damaged_files.py`). A try is *held* if the run ends
+as it should, nothing of it runs on, it resumes to its end, and weights and evaluations are those of the undisturbed
+run, or if a damaged file is refused with one sentence or used correctly; *lost* if not; *differing* if only results
+differ. Tries are numbered: a later call adds those from `--first` on to the results, and replaces those with the same
+numbers. Disks are tried only where file systems can be mounted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from bad_disks import enter_namespace
 from machine import RESULTS, provenance, save
 
-PARTS = ("runs", "checkpoints", "texts")
+PARTS = ("runs", "groups", "sweeps", "checkpoints", "texts")
 COUNTED = ("tries", "held", "lost", "differing", "loaded_as_something_else", "tracebacks", "hangs")
 SAVE_EVERY = 10  # tries
 
@@ -60,6 +61,20 @@ def damaged_files(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from damaged_files import attempts
 
     return attempts(flags.part, range(flags.first, flags.first + flags.tries), flags.seed)
+
+
+def killed(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One record for each try."""
+    from killed_groups import attempts
+
+    return attempts(flags.part, range(flags.first, flags.first + flags.tries), flags.seed)
+
+
+def tries_of(flags: argparse.Namespace, can_mount: bool) -> Iterator[dict[str, Any]]:
+    """One record for each try of the chosen part."""
+    if flags.part == "runs":
+        return disturbed_runs(flags, can_mount)
+    return killed(flags) if flags.part in ("groups", "sweeps") else damaged_files(flags)
 
 
 def batch_of(flags: argparse.Namespace, tries: list[dict[str, Any]], seconds: float, can_mount: bool) -> dict[str, Any]:
@@ -128,7 +143,7 @@ def main() -> None:
     if flags.part == "runs" and not can_mount:
         print("Disks are skipped: this machine lets nobody mount one.")
     began, tries = time.monotonic(), []
-    for each in disturbed_runs(flags, can_mount) if flags.part == "runs" else damaged_files(flags):
+    for each in tries_of(flags, can_mount):
         tries.append(each)
         if len(tries) % SAVE_EVERY == 0 or len(tries) == flags.tries:
             batch = batch_of(flags, tries, time.monotonic() - began, can_mount)

@@ -1,6 +1,6 @@
 """Does population-based training improve on the same population without it?
 
-    python benchmarks/pbt.py [--env LunarLander-v3 --timesteps 200000 --members 8 --seeds 3]
+    python benchmarks/pbt.py [--env CartPole-v1 --timesteps 24576 --members 8 --seeds 3]
 
 Both sides are `unidle train --seeds 8 --pbt` with the default space: the members start with the same settings, weights
 and environments. On one side they are compared ten times, on the other never. A member is judged by its final
@@ -47,24 +47,25 @@ def train(side: str, args: argparse.Namespace, seed: int, folder: Path) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="LunarLander-v3")
-    parser.add_argument("--timesteps", type=int, default=200_000, help="of each member")
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--timesteps", type=int, default=24_576, help="of each member")
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3, help="populations per side")
     parser.add_argument("--out", type=Path, help="folder for the JSON; default: benchmarks/results")
     args = parser.parse_args()
     rows: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    machine, arguments = provenance(), {name: value for name, value in vars(args).items() if name != "out"}
     for seed in range(args.seeds):
         for side in SIDES if seed % 2 == 0 else reversed(SIDES):
             with tempfile.TemporaryDirectory() as folder:
                 row = train(side, args, seed, Path(folder))
             rows[side].append(row)
             print(f"{side}, seed {seed}: best {row['best']:.1f}, mean {row['mean']:.1f}", flush=True)
+            path = save("pbt", {**machine, "arguments": arguments, **rows}, args.out)
     for side, found in rows.items():
         best, mean = (np.mean([row[name] for row in found]) for name in ("best", "mean"))
         print(f"{side}: best member {best:.1f}, mean of the population {mean:.1f}")
-    arguments = {name: value for name, value in vars(args).items() if name != "out"}
-    print(f"Written to {save('pbt', {**provenance(), 'arguments': arguments, **rows}, args.out)}")
+    print(f"Written to {path}")
 
 
 if __name__ == "__main__":

@@ -2,18 +2,20 @@
 
     pip install --target zoo --no-deps rl_zoo3 sb3_contrib sb3-team-hf-integration huggingface_sb3 shimmy
     pip install --target zoo pytablewriter huggingface_hub wasabi
-    python benchmarks/sweep_quality.py --zoo zoo [--env CartPole-v1 --timesteps 50000 --minutes 20]
+    python benchmarks/sweep_quality.py --zoo zoo [--env CartPole-v1 --timesteps 20000 --minutes 3]
 
 One side is `unidle sweep --at-once 8` with its defaults, the other `rl_zoo3.train --optimize` with its defaults; both
 search the same ranges for PPO with Optuna's TPE and median pruner. Each gets the machine for the same wall time, in the
-order A B B A, and is then killed: what counts is in its journal. The best settings of each search are trained again
-with new seeds, by the trainer that found them, for as many steps; the final policies play episodes that no search has
-seen.
+order A B B A, and is then killed: what counts is in its journal. On a machine that is busy with other work, give each
+the same CPU time instead (`--cpu-minutes 3`); the results say how much each search used, and how busy the machine was.
+The best settings of each search are trained again with new seeds, by the trainer that found them, for as many steps;
+the final policies play episodes that no search has seen.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -27,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+import psutil
 from machine import provenance, save
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -67,7 +70,6 @@ def search(side: str, args: argparse.Namespace, folder: Path, seed: int) -> dict
         command = ["rl_zoo3.train", *job, *options]
         environment["PYTHONPATH"] = os.pathsep.join([str(args.zoo), os.environ.get("PYTHONPATH", "")])
     with (folder / "output.txt").open("w") as output:
-        began = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
             env=environment,
@@ -75,12 +77,14 @@ def search(side: str, args: argparse.Namespace, folder: Path, seed: int) -> dict
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        while (left := began + 60 * args.minutes - time.monotonic()) > 0:
-            try:
-                code = process.wait(left)
-            except subprocess.TimeoutExpired:
-                continue
-            raise SystemExit(f"{side} ended with code {code}: {(folder / 'output.txt').read_text()[-2000:]}")
+        began, cpu_seconds = time.monotonic(), 0.0
+        while cpu_seconds < 60 * args.cpu_minutes if args.cpu_minutes else time.monotonic() < began + 60 * args.minutes:
+            time.sleep(0.5)
+            if process.poll() is not None:
+                text = (folder / "output.txt").read_text()[-2000:]
+                raise SystemExit(f"{side} ended with code {process.returncode}: {text}")
+            cpu_seconds = cpu_time(process.pid)
+        seconds = time.monotonic() - began
         os.killpg(process.pid, signal.SIGKILL)  # the group of the process that this script has started
         process.wait()
     storage = JournalStorage(JournalFileBackend(str(journal)))
@@ -90,7 +94,24 @@ def search(side: str, args: argparse.Namespace, folder: Path, seed: int) -> dict
     if not states["complete"]:
         raise SystemExit(f"{side} has finished no trial; give it more --minutes, or fewer --timesteps.")
     best = study.best_trial
-    return {"trials": dict(states), "best_value": best.value, "best": best.user_attrs.get("settings", best.params)}
+    return {
+        "trials": dict(states),
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
+        "load": round(os.getloadavg()[1], 1),  # over the last five minutes
+        "best_value": best.value,
+        "best": best.user_attrs.get("settings", best.params),
+    }
+
+
+def cpu_time(pid: int) -> float:
+    """CPU seconds of a process, those that it has started, and their children that have ended."""
+    root = psutil.Process(pid)
+    total = 0.0
+    for process in [root, *root.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])
+    return total
 
 
 def judge(side: str, args: argparse.Namespace, best: dict[str, Any], seed: int, folder: Path) -> float:
@@ -116,14 +137,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zoo", type=Path, required=True, help="folder in which rl_zoo3 is installed")
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--timesteps", type=int, default=50_000, help="of a trial, and of the judgement")
-    parser.add_argument("--minutes", type=float, default=20.0, help="of each search")
+    parser.add_argument("--timesteps", type=int, default=20_000, help="of a trial, and of the judgement")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of each search")
+    parser.add_argument("--cpu-minutes", type=float, help="the same in CPU time, in place of --minutes")
     parser.add_argument("--rounds", type=int, default=2, help="searches per side")
-    parser.add_argument("--seeds", type=int, default=10, help="with which the best settings are trained again")
+    parser.add_argument("--seeds", type=int, default=5, help="with which the best settings are trained again")
     parser.add_argument("--out", type=Path, help="folder for the JSON; default: benchmarks/results")
     args = parser.parse_args()
     args.zoo = args.zoo.resolve()
     rows: list[dict[str, Any]] = []
+    machine = provenance("optuna", "stable-baselines3")
+    arguments = {name: value for name, value in vars(args).items() if name not in ("zoo", "out")}
     for number in range(args.rounds):
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             with tempfile.TemporaryDirectory() as name:
@@ -134,12 +158,8 @@ def main() -> None:
             row = {"side": side, "round": number, **found, "returns": returns, "mean": float(np.mean(returns))}
             rows.append(row)
             print(f"{side}: {row['trials']}, best {row['best_value']:.1f}, trained again {row['mean']:.1f}", flush=True)
-    result = {
-        **provenance("optuna", "stable-baselines3"),
-        "arguments": {name: value for name, value in vars(args).items() if name not in ("zoo", "out")},
-        "searches": rows,
-    }
-    print(f"Written to {save('sweep_quality', result, args.out)}")
+            path = save("sweep_quality", {**machine, "arguments": arguments, "searches": rows}, args.out)
+    print(f"Written to {path}")
 
 
 if __name__ == "__main__":

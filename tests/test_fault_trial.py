@@ -18,6 +18,8 @@ from paths import BENCHMARKS
     [
         ("runs", 0, 1),  # SIGTERM to a run whose environments start programs, while it saves; `tee` was killed
         ("runs", 41, 1),  # a disk that fills up during training
+        ("groups", 14, 1),  # SAC: killed while it saves, resumed, and killed again
+        ("sweeps", 0, 1),
         ("checkpoints", 1, 12),
         ("texts", 1, 19),
     ],
@@ -46,4 +48,4 @@ def test_results_of_later_calls_are_added_or_replaced() -> None:
         ("texts", 0, 5),
     ]
     assert (found["tries"], found["held"]) == (19, 19)
-    assert found["tries_by_part"] == {"runs": 14, "checkpoints": 0, "texts": 5}
+    assert found["tries_by_part"] == {"runs": 14, "groups": 0, "sweeps": 0, "checkpoints": 0, "texts": 5}

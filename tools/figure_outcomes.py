@@ -243,6 +243,60 @@ def site_explore() -> str:
 
 
 @table
+def population_based_training() -> str:
+    """Populations with and without comparisons."""
+    result = results("pbt")
+    arguments, pairs = result["arguments"], list(zip(result["pbt"], result["without"], strict=True))
+    head = f"{arguments['env']}, {arguments['members']} members, {number(arguments['timesteps'])} steps each"
+    body = [
+        [
+            f"population {i}",
+            *(number(side[key], 1) for key in ("mean", "best") for side in pair),
+            number(pair[0]["exploits"]),
+        ]
+        for i, pair in enumerate(pairs, 1)
+    ]
+    means = [number(mean(side[key] for side in sides), 1) for key in ("mean", "best") for sides in zip(*pairs)]
+    columns = ["mean of the members, with `--pbt`", "without", "best member, with `--pbt`", "without", "replacements"]
+    return sourced(
+        rows([head, *columns], *body, ["mean", *means, number(mean(pair[0]["exploits"] for pair in pairs), 1)]),
+        source("pbt.py", "pbt"),
+    )
+
+
+@table
+def sweep_against_zoo() -> str:
+    """Searches of `unidle sweep` and of rl-zoo."""
+    result = results("sweep_quality")
+    arguments = result["arguments"]
+    names = {"unidle": "`unidle sweep --at-once 8`", "rl-zoo": "rl-zoo's `--optimize`"}
+    return sourced(
+        rows(
+            [
+                f"{arguments['env']}, {number(arguments['timesteps'])} steps per trial",
+                "CPU seconds",
+                "trials finished",
+                "pruned",
+                "best return in the search",
+                f"its settings trained again: mean of {arguments['seeds']} new seeds",
+            ],
+            *(
+                [
+                    names[search["side"]],
+                    number(search["cpu_seconds"]),
+                    number(search["trials"].get("complete", 0)),
+                    number(search["trials"].get("pruned", 0)),
+                    number(search["best_value"], 1),
+                    number(search["mean"], 1),
+                ]
+                for search in result["searches"]
+            ),
+        ),
+        source("sweep_quality.py", "sweep_quality"),
+    )
+
+
+@table
 def disturbed_runs() -> str:
     """The fault trial by kind of disturbance."""
     batches = results("fault_trial")["batches"]
@@ -274,6 +328,12 @@ def disturbed_runs() -> str:
                 number(on_disks),
                 number(on_disks - failed_on_disks),
             ],
+            [
+                "groups of three runs (PPO, also with workers and with overlap, and SAC), killed at a random moment, "
+                "many once more after they were resumed",
+                *tries("groups"),
+            ],
+            ["sweeps, killed at a random moment: no finished trial may be lost or change", *tries("sweeps")],
             [
                 "checkpoints: flipped bits, cut ends, swapped blocks, zeroed ranges, pieces of other checkpoints, "
                 "edited headers",

@@ -245,6 +245,22 @@ def test_run_with_a_damaged_config_does_not_keep_the_others_from_resuming(capsys
         unidle.resume_group("runs/parts", gamma=0.5)
 
 
+def test_group_stopped_before_it_had_saved_a_run_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed right after its start: its name is taken, and nothing can be resumed."""
+    env, settings = group_arguments("ppo", timesteps=64)
+    Path("runs/a").mkdir(parents=True)
+    GroupFolder.create(tmp_path / "runs/a", [1, 2])
+    sentence = "runs/a was stopped before it had saved a run; remove the folder, and start the group again."
+    with pytest.raises(unidle.UsageError, match=re.escape(sentence)):
+        unidle.resume_group("runs/a")
+    assert command_line(["train", "--resume", "runs/a"]) == 2
+    assert sentence in capsys.readouterr().err
+    group = unidle.train(env, seeds=[1, 2], run_name="a", resume="auto", **settings)  # or like this
+    assert group.summary()["finished"] == 2
+
+
 def test_same_command_starts_and_resumes_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     env, settings = group_arguments("ppo")
     whole = unidle.train(env, seeds=2, run_name="whole", **settings)

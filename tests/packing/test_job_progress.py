@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from unidle.packing.progress import Progress
@@ -97,7 +97,7 @@ def record(step: int, wall: float, kind: str = "iteration") -> str:
 def test_speed_of_an_unidle_run_is_that_of_its_last_30_seconds(output: Path, metrics: Path) -> None:
     progress = Progress(output)
     append(metrics, record(100, 10.0) + record(200, 20.0) + record(300, 21.0, "evaluation") + '{"kind"')
-    progress.poll([os.getpid()])
+    progress.poll([psutil.Process()])
     assert progress.run == metrics.parent
     assert progress.steps_per_second == 10
     append(metrics, ": 1}\n" + "".join(record(200 + 50 * i, 20.0 + i) for i in range(1, 61)))
@@ -107,5 +107,5 @@ def test_speed_of_an_unidle_run_is_that_of_its_last_30_seconds(output: Path, met
 
 def test_run_of_another_process_is_not_taken_for_the_job(output: Path, metrics: Path) -> None:
     progress = Progress(output)
-    progress.poll([os.getppid()])
+    progress.poll([psutil.Process().parent()])
     assert progress.run is None

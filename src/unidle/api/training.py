@@ -27,7 +27,7 @@ from unidle.engine.checkpoint.trust import require_trust
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker
 from unidle.envs.vector.host_envs import vector_size
 from unidle.errors import UsageError
-from unidle.groups.folder import GroupFolder, seeds_from
+from unidle.groups.folder import GroupFolder, nothing_to_resume, seeds_from
 from unidle.metrics.writer import MetricWriter
 from unidle.nn.actor_critic import NetworkFactory
 
@@ -255,7 +255,7 @@ def resume_group(
     settings, renamings = with_current_names(without_aliases(settings))
     configs, broken = resumed_configs(group, lambda before: resumed(before, settings, display_path(group.path)))
     if not configs:
-        raise UsageError(f"{display_path(group.path)} has no run to resume; start a new group.")
+        raise UsageError(nothing_to_resume(group.path))
     recipe = next(iter(configs.values()))
     named = ["wrappers", *(["env"] if env is None else []), *(["network"] if network is None else [])]
     for folder, config in configs.items():

@@ -18,6 +18,7 @@ from unidle.config.engine_file import read_engine_file
 from unidle.config.files import GROUP_FILE, PBT_FILE, display_path, load_yaml, run_config_file
 from unidle.config.machine import gpu_name
 from unidle.errors import UsageError, explain_out_of_memory
+from unidle.groups.folder import nothing_to_resume
 
 if TYPE_CHECKING:
     from unidle.api import TrainedGroup, TrainedRun
@@ -130,7 +131,7 @@ def _first_run(group: Path) -> Path:
     """The first run of a group whose config can be read; all have the same recipe."""
     found = sorted(file.parent for file in group.glob("seed-*/config.yaml"))
     if not found:
-        raise UsageError(f"{display_path(group)} has no run to resume; start a new group.")
+        raise UsageError(nothing_to_resume(group))
     for run in found:
         with suppress(UsageError):
             load_yaml(run / "config.yaml")

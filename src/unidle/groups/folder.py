@@ -81,6 +81,11 @@ class GroupFolder:
         return GroupFolder(path, seeds, {str(name): str(reason) for name, reason in known})
 
 
+def nothing_to_resume(group: Path) -> str:
+    """The message about a group that was stopped so early that none of its runs has a config."""
+    return f"{display_path(group)} was stopped before it had saved a run; remove the folder, and start the group again."
+
+
 def seeds_from(given: int | str | Iterable[int], config: Config) -> tuple[int, ...]:
     """The seeds that `--seeds` asks for: so many from the config's seed on (8), or a list (1,2,5)."""
     if isinstance(given, str):

@@ -13,7 +13,7 @@ from unidle.packing.jobs import Job
 
 _CPUS = Path("/sys/devices/system/cpu")
 _STAT = Path("/proc/stat")
-_LOOK_S = 0.2
+_SAMPLE_S = 0.2
 
 
 def usable_cores() -> list[int]:
@@ -25,7 +25,7 @@ def usable_cores() -> list[int]:
     cores, allowed = sorted(os.sched_getaffinity(0)), available_cores()
     if allowed < len(cores):
         before = _busy_ticks()
-        time.sleep(_LOOK_S)
+        time.sleep(_SAMPLE_S)
         now = _busy_ticks()
         cores.sort(key=lambda core: now.get(core, 0) - before.get(core, 0))
     return sorted(cores[:allowed], key=_position)
@@ -46,13 +46,13 @@ class CoreDivision:
             raise UsageError(
                 f"{at_once} jobs at once need a core each, but {here}; run fewer at once with --at-once {self.total}."
             )
-        # Whichever jobs run together, at most so many of those that ask for cores run beside one that does not.
-        beside = asked[: at_once - 1] if len(asked) < len(jobs) else asked[:at_once]
-        left, slots = self.total - sum(beside), at_once - len(beside)
+        # Whichever jobs run together, these are the largest requests that run at the same time as a job without one.
+        requested = asked[: at_once - 1] if len(asked) < len(jobs) else asked[:at_once]
+        left, slots = self.total - sum(requested), at_once - len(requested)
         if left < slots:
+            needed = _counted(sum(requested) + slots)
             raise UsageError(
-                f"{at_once} jobs at once need {_counted(sum(beside) + slots)}, but {here}; lower `cores`, or run fewer "
-                "at once with --at-once."
+                f"{at_once} jobs at once need {needed}, but {here}; lower `cores`, or run fewer at once with --at-once."
             )
         self._shares = sorted((left // slots + (slot < left % slots) for slot in range(slots)), reverse=True)
 

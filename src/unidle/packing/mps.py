@@ -1,7 +1,7 @@
 """NVIDIA MPS: kernels of several processes run on the GPU at the same time, instead of in turns.
 
-Its daemon runs in a private folder under a keeper, so that it serves nobody else and ends with the pack. One that runs
-already is used and left as it is.
+Its daemon runs in a private folder under a supervisor, so that it serves nobody else and ends with the pack. One that
+runs already is used and left as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from unidle.packing.kept import KeptProcess, StartError
+from unidle.packing.supervised import StartError, SupervisedProcess
 
 _CONTROL = "nvidia-cuda-mps-control"
 _ANSWER_S = 10.0  # for the daemon to answer a command
@@ -61,13 +61,13 @@ class Mps:
         variables = {_PIPES: str(folder / "pipes"), _LOGS: str(folder / "logs")}
         for path in variables.values():
             Path(path).mkdir(mode=0o700)
-        # With CUDA_VISIBLE_DEVICES the daemon would number the GPUs anew, and the variable that its clients inherit
+        # With CUDA_VISIBLE_DEVICES the daemon would renumber the GPUs, and the variable that its clients inherit
         # would name others.
         env = {name: value for name, value in {**os.environ, **variables}.items() if name != "CUDA_VISIBLE_DEVICES"}
         try:
             output = folder / "output.txt"
             command = [_CONTROL, "-f"]  # in the foreground
-            daemon = KeptProcess(command, cwd=folder, env=env, output=output, patience=_OUTLIVES_S)
+            daemon = SupervisedProcess(command, cwd=folder, env=env, output=output, grace=_OUTLIVES_S)
         except StartError as error:
             self.text = f"off: {_CONTROL} cannot run ({error})"
             return
@@ -80,7 +80,7 @@ class Mps:
         self.environment, self.text = variables, "on"
 
 
-def _stop(daemon: KeptProcess, env: Mapping[str, str]) -> None:
+def _stop(daemon: SupervisedProcess, env: Mapping[str, str]) -> None:
     """Ask the daemon to quit, with its servers, and end what remains."""
     if daemon.poll() is None and _answers(env, "quit"):
         daemon.wait(_QUIT_S)

@@ -22,14 +22,13 @@ from unidle.packing.cores import CoreDivision, usable_cores
 from unidle.packing.folder import SUMMARY, new_folder
 from unidle.packing.gpu import SharedGpu
 from unidle.packing.jobs import Job
-from unidle.packing.kept import KeptProcess, StartError
 from unidle.packing.mps import Mps
 from unidle.packing.packed_job import PackedJob
-from unidle.packing.process_table import process_table
+from unidle.packing.supervised import StartError, SupervisedProcess
 from unidle.signals import STOPPING, handle, restore
 from unidle.writing import open_to_append, write_atomically
 
-_LOOK_EVERY_S = 1.0  # at processes, output and GPU
+_POLL_EVERY_S = 1.0  # of processes, output and GPU
 _SIGNAL_EVERY_S = 0.25  # a signal waits at most so long for an answer
 _KILL_AFTER_S = 5.0  # after the second signal, which asks the jobs to end at once
 _LOCK_TRIES = 10
@@ -46,7 +45,7 @@ class PackDisplay(Protocol):
     def on_change(self, packed: PackedJob) -> None:
         """A job has started or ended."""
 
-    def on_look(self, pack: Pack) -> None:
+    def on_poll(self, pack: Pack) -> None:
         """There are new readings."""
 
 
@@ -113,14 +112,14 @@ class Pack:
                 self._display.on_message(self._note)
             self._display.on_message(self._opening())
             self._start_waiting()
-            next_look = 0.0
+            next_poll = 0.0
             while running := self._running():
                 self._wait(running)
                 self._answer_signals(running)
                 ended = [each for each, process in running if process.poll() is not None]
-                if ended or time.monotonic() >= next_look:
-                    next_look = time.monotonic() + _LOOK_EVERY_S
-                    self._look()
+                if ended or time.monotonic() >= next_poll:
+                    next_poll = time.monotonic() + _POLL_EVERY_S
+                    self._poll()
                 for each in ended:
                     self._end(each)
                 if ended:
@@ -145,7 +144,7 @@ class Pack:
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
-    def _running(self) -> list[tuple[PackedJob, KeptProcess]]:
+    def _running(self) -> list[tuple[PackedJob, SupervisedProcess]]:
         return [(each, each.process) for each in self.jobs if each.state == "running" and each.process is not None]
 
     def _start_waiting(self) -> None:
@@ -169,7 +168,7 @@ class Pack:
         limit_threads(env)
         packed.cores, packed.started = cores, time.monotonic()
         try:
-            packed.process = KeptProcess(job.command, cwd=job.cwd, env=env, output=packed.output, cores=cores)
+            packed.process = SupervisedProcess(job.command, cwd=job.cwd, env=env, output=packed.output, cores=cores)
         except (StartError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             packed.note = f"cannot be started: {reason}"
@@ -179,15 +178,14 @@ class Pack:
         self._display.on_change(packed)
         return True
 
-    def _wait(self, running: Iterable[tuple[PackedJob, KeptProcess]]) -> None:
+    def _wait(self, running: Iterable[tuple[PackedJob, SupervisedProcess]]) -> None:
         select.select([process for _, process in running], [], [], _SIGNAL_EVERY_S)
 
-    def _look(self) -> None:
-        table = process_table()
+    def _poll(self) -> None:
         self.gpu.poll()
         for packed, _ in self._running():
-            packed.look(table, self.gpu)
-        self._display.on_look(self)
+            packed.poll(self.gpu)
+        self._display.on_poll(self)
 
     def _end(self, packed: PackedJob) -> None:
         assert packed.process is not None
@@ -230,7 +228,7 @@ class Pack:
         finally:
             restore(before)
 
-    def _answer_signals(self, running: Sequence[tuple[PackedJob, KeptProcess]]) -> None:
+    def _answer_signals(self, running: Sequence[tuple[PackedJob, SupervisedProcess]]) -> None:
         """Pass the first signal on; end the jobs at once after another, and kill them after a third, or in a while."""
         number = 0
         while self._answered < len(self._signals):

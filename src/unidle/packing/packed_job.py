@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +10,9 @@ from typing import Any, Literal
 from unidle.config.files import display_path
 from unidle.packing.gpu import SharedGpu
 from unidle.packing.jobs import Job
-from unidle.packing.kept import KeptProcess
-from unidle.packing.process_table import Process, descendants
+from unidle.packing.process_tree import descendants, resources
 from unidle.packing.progress import Progress
+from unidle.packing.supervised import SupervisedProcess
 
 State = Literal["waiting", "running", "finished", "failed", "stopped", "not started"]
 
@@ -26,7 +25,7 @@ class PackedJob:
     output: Path
     progress: Progress = field(init=False)
     state: State = "waiting"
-    process: KeptProcess | None = None
+    process: SupervisedProcess | None = None
     cores: tuple[int, ...] = ()
     started: float | None = None  # by time.monotonic
     ended: float | None = None
@@ -36,7 +35,7 @@ class PackedJob:
     memory: int | None = None  # bytes
     most_memory: int = 0
     gpu_share: float | None = None  # percent
-    _cpu: tuple[float, float] | None = None  # (when, CPU seconds so far) of the last look
+    _cpu: tuple[float, float] | None = None  # (when, CPU seconds so far) at the last poll
 
     def __post_init__(self) -> None:
         self.progress = Progress(self.output)
@@ -46,18 +45,17 @@ class PackedJob:
         """Since its start, or from start to end."""
         return None if self.started is None else (self.ended or time.monotonic()) - self.started
 
-    def look(self, table: Mapping[int, Process], gpu: SharedGpu) -> None:
+    def poll(self, gpu: SharedGpu) -> None:
         """Update what it uses and how far it is."""
         assert self.process is not None
-        pids = descendants(table, self.process.keeper_pid)
-        self.progress.poll(sorted(pids))
-        now, cpu = time.monotonic(), sum(table[pid].cpu_seconds for pid in pids)
+        processes = descendants(self.process.supervisor_pid)
+        self.progress.poll(processes)
+        now, (cpu, self.memory) = time.monotonic(), resources(processes)
         if self._cpu is not None and now > self._cpu[0]:
             self.cores_used = max(0.0, cpu - self._cpu[1]) / (now - self._cpu[0])
         self._cpu = now, cpu
-        self.memory = sum(table[pid].memory for pid in pids)
         self.most_memory = max(self.most_memory, self.memory)
-        self.gpu_share = gpu.share(pids)
+        self.gpu_share = gpu.share(process.pid for process in processes)
 
     def end(self, state: State, exit_code: int) -> None:
         """It has ended, or could not start."""

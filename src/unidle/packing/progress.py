@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
+
 from unidle.metrics.jsonl import parse_record
-from unidle.packing.process_table import open_files
+from unidle.packing.process_tree import open_files
 
 _METRICS = "metrics.jsonl"
 _WINDOW_S = 30.0  # over which the speed of an unidle run is averaged
@@ -32,8 +34,8 @@ class Progress:
         self.last_line = ""
         """Of the output, if it has letters or digits."""
 
-    def poll(self, pids: Iterable[int]) -> None:
-        """Read what is new; `pids` are the job's processes."""
+    def poll(self, processes: Iterable[psutil.Process]) -> None:
+        """Read what is new; `processes` are those of the job."""
         for line in self._output.lines():
             text = _ESCAPES.sub("", line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]).strip()
             if any(character.isalnum() for character in text):
@@ -41,7 +43,7 @@ class Progress:
             for found in _SPEED.finditer(text):
                 self._printed = float(found[1] or found[2])
         if self._metrics is None:
-            self._find_metrics(pids)
+            self._find_metrics(processes)
         if self._metrics is not None:
             for line in self._metrics.lines():
                 self._add(line)
@@ -55,10 +57,10 @@ class Progress:
                 return (last - first) / (end - start)
         return self._printed
 
-    def _find_metrics(self, pids: Iterable[int]) -> None:
+    def _find_metrics(self, processes: Iterable[psutil.Process]) -> None:
         # A trainer keeps the file open; its name and place are the user's choice.
-        for pid in pids:
-            for path in open_files(pid):
+        for process in processes:
+            for path in open_files(process):
                 if path.name == _METRICS:
                     self.run, self._metrics = path.parent, _Tail(path)
                     return
@@ -80,11 +82,11 @@ class _Tail:
         self._path, self._offset, self._partial = path, 0, b""
 
     def lines(self) -> list[bytes]:
-        """Whole lines since the last call."""
+        """Complete lines since the last call."""
         try:
             with self._path.open("rb") as file:
                 end = os.fstat(file.fileno()).st_size
-                if end < self._offset:  # written anew
+                if end < self._offset:  # it was overwritten
                     self._offset, self._partial = 0, b""
                 start = max(self._offset, end - _MOST_BYTES)
                 if start > self._offset:

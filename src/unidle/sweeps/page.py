@@ -125,9 +125,9 @@ def _table(folder: SweepFolder, trials: Sequence[TrialRecord]) -> str:
             MISSING if trial.seconds is None else duration(trial.seconds),
             *(value_text(trial.settings[name]) if name in trial.settings else MISSING for name in names),
         ]
-        told = escape(trial.error or settings_text(trial.settings))
+        tooltip = escape(trial.error or settings_text(trial.settings))
         row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f'<tr title="{told}"><th scope="row">{_link(trial)}</th>{row}</tr>')
+        rows.append(f'<tr title="{tooltip}"><th scope="row">{_link(trial)}</th>{row}</tr>')
     table = f'<table class="tasks trials"><tr>{heads}</tr>{"".join(rows)}</table>'
     return section("Trials", "the best first; each links to its run", "one", [table])
 

@@ -37,8 +37,8 @@ def parallel_coordinates(space: Space, trials: Sequence[TrialRecord]) -> str:
         points = " ".join(f"{_x(i):.1f},{_y(height):.1f}" for i, height in enumerate(heights))
         is_coloured = rank >= len(ranked) - n_coloured
         kind = "line c1" if trial is best else "line c0" if is_coloured else "line faint c5"
-        told = f"trial {trial.number}: {trial.values_in_words[0]}, {settings_text(trial.settings)}"
-        body.append(f'<polyline class="{kind}" points="{points}"><title>{escape(told)}</title></polyline>')
+        tooltip = f"trial {trial.number}: {trial.values_in_words[0]}, {settings_text(trial.settings)}"
+        body.append(f'<polyline class="{kind}" points="{points}"><title>{escape(tooltip)}</title></polyline>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {_HEIGHT}" role="img" '
         f'aria-label="Settings and results of the trials">{"".join(body)}</svg>'

@@ -35,10 +35,10 @@ def pareto_chart(trials: Sequence[TrialRecord]) -> str:
         body.append(f'<polyline class="line faint c0" points="{points}"/>')
     for trial in shown:
         is_best = any(trial is each for each in front)
-        told = f"trial {trial.number}: {', '.join(trial.values_in_words)}; {settings_text(trial.settings)}"
+        tooltip = f"trial {trial.number}: {', '.join(trial.values_in_words)}; {settings_text(trial.settings)}"
         body.append(
             f'<circle class="fill {"c0" if is_best else "c5"}" cx="{_x(x_axis, trial):.1f}" '
-            f'cy="{_y(y_axis, trial):.1f}" r="{5 if is_best else 3.5}"><title>{escape(told)}</title></circle>'
+            f'cy="{_y(y_axis, trial):.1f}" r="{5 if is_best else 3.5}"><title>{escape(tooltip)}</title></circle>'
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '

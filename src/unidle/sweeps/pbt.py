@@ -22,10 +22,10 @@ from unidle.engine.checkpoint.run_name import new_path
 from unidle.engine.checkpoint.trust import require_trust
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker
 from unidle.errors import UsageError
-from unidle.groups.folder import GroupFolder, seeds_from
+from unidle.groups.folder import GroupFolder, nothing_to_resume, seeds_from
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.sweeps.exploit import PERTURBED, initial_settings
-from unidle.sweeps.population import Population, complete_transplant
+from unidle.sweeps.population import Population, complete_exploit
 from unidle.sweeps.space import Space, own_space, read_space, trial_config
 from unidle.writing import write_atomically
 
@@ -117,10 +117,10 @@ def resume_population(
         raise UsageError("A population keeps its evaluations; remove eval_every, eval_workers and target_return.")
     for folder in group.runs:
         if (folder / "config.yaml").is_file():
-            complete_transplant(folder)
+            complete_exploit(folder)
     configs, broken = resumed_configs(group, lambda before: resumed(before, settings, shown))
     if not configs:
-        raise UsageError(f"{shown} has no run to resume; start a new population.")
+        raise UsageError(nothing_to_resume(group.path))
     recipe = next(iter(configs.values()))
     for folder, config in configs.items():
         require_trust(folder, config, ["wrappers", "network", *(["env"] if env is None else [])], trust)

@@ -86,7 +86,7 @@ class Population:
         gc.collect()  # networks and CUDA graphs, before those of the successors are built
         leaving, self._leaving, self._decided = self._leaving, [], None
         exploits = {each.member: each for each in decided.exploits}
-        configs = {path: self._transplant(exploits[path.name], path, config) for path, config in leaving}
+        configs = {path: self._apply(exploits[path.name], path, config) for path, config in leaving}
         self._record(replace(decided, exploits=tuple(exploits[path.name] for path in configs)))
         return [member for path, config in configs.items() for member in self._process.replace(config, path)]
 
@@ -139,7 +139,7 @@ class Population:
 
     # -- replacing -----------------------------------------------------------------------------------------------------
 
-    def _transplant(self, exploit: Exploit, path: Path, config: Config) -> Config:
+    def _apply(self, exploit: Exploit, path: Path, config: Config) -> Config:
         """Write the checkpoint and the config with which a member that has ended goes on."""
         folder = RunFolder.open(path)
         own, other = _latest(path), _latest(self._group.path / exploit.source)
@@ -164,8 +164,8 @@ def _latest(path: Path) -> dict[str, Any]:
     return load_checkpoint(checkpoint)
 
 
-def complete_transplant(path: Path) -> None:
-    """Write the config of a member that a kill has kept from being written after its checkpoint."""
+def complete_exploit(path: Path) -> None:
+    """Write the config of a replaced member, if the process was killed right after it wrote the checkpoint."""
     folder = RunFolder.open(path)
     checkpoint = folder.latest()
     if checkpoint is not None:

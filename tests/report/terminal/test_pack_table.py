@@ -46,7 +46,7 @@ def test_log_has_a_line_per_running_job_every_30_seconds() -> None:
     table = PackTable(Console(file=file, width=80), clock)
     pack = pack_of(running("a"), packed("b"))
     for clock.now in (1.0, 31.0, 32.0, 60.0, 62.0):
-        table.on_look(pack)
+        table.on_poll(pack)
     line = "a  4 min 05 s  48.2k steps/s  3.84 of 4 cores  1.50 GiB  GPU 23 %  step 1M\n"
     assert file.getvalue() == (line + "GPU 0: 78 %, 12.3 of 140 GiB\n") * 2
 

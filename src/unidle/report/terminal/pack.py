@@ -60,7 +60,7 @@ class PackTable:
         elif packed.state == "failed" or self._live is None:
             self._print(f"{name} {_ending(packed)}")
 
-    def on_look(self, pack: Pack) -> None:
+    def on_poll(self, pack: Pack) -> None:
         """Redraw the table or, in a pipe, print a line per running job when it is due."""
         if self._live is not None:
             self._live.update(self._table(pack), refresh=True)

@@ -1,10 +1,10 @@
-"""Runs one command, and ends all of its processes when it ends or when the packer does, even by SIGKILL.
+"""Supervises one command: ends all of its processes when it ends or when the packer does, even by SIGKILL.
 
 A script that imports only the standard library: it starts in milliseconds, and needs no unidle on the job's PYTHONPATH.
 
-    python -I -S keeper.py SOCKET CORES PATIENCE COMMAND…
+    python -I -S supervisor.py SOCKET CORES GRACE COMMAND…
 
-PATIENCE is how many seconds after the end of the packer it ends the command.
+GRACE is how many seconds after the end of the packer it ends the command.
 
 It sends JSON lines: {"pid": …} or {"error": …}, then {"status": …}. Each byte that it receives is a signal for the
 command's process group; SIGKILL goes to every process of the command. Processes that the command leaves behind are
@@ -32,11 +32,11 @@ _KILL_EVERY_S = 0.1  # a process may start another one just before it is killed
 _GIVE_UP_S = 20.0  # after the first SIGKILL: a process that waits for a broken disk or driver cannot be killed
 
 
-class Keeper:
+class Supervisor:
     """The command, its processes, and the signals that are still to be sent."""
 
-    def __init__(self, pipe: socket.socket, patience: float, command: list[str]) -> None:
-        self._pipe, self._patience = pipe, patience
+    def __init__(self, pipe: socket.socket, grace: float, command: list[str]) -> None:
+        self._pipe, self._grace = pipe, grace
         self._libc = ctypes.CDLL(None)
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._status: int | None = None
@@ -52,7 +52,7 @@ class Keeper:
 
     def run(self) -> None:
         """Wait for the command and everything it started."""
-        self._say({"pid": self._job.pid})
+        self._report({"pid": self._job.pid})
         sources: list[socket.socket | int] = [self._pipe, self._wake]
         while self._reap() and time.monotonic() < self._give_up:
             ready = select.select(sources, [], [], self._until_next_signal())[0]
@@ -62,11 +62,11 @@ class Keeper:
                 received = self._receive()
                 if not received:  # the packer is gone
                     sources.remove(self._pipe)
-                    self._end(self._patience)
+                    self._end(self._grace)
                 for number in received:
                     self._send(number)
             self._send_due()
-        self._say({"status": self._status})
+        self._report({"status": self._status})
 
     def _in_job(self) -> None:
         # A script starts background commands with SIGINT ignored, but this one is to be stopped by it.
@@ -74,7 +74,7 @@ class Keeper:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, _HANGUP)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
-        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # if the keeper itself is killed
+        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # if the supervisor itself is killed
 
     def _reap(self) -> bool:
         """Collect exit statuses; returns whether there are processes left."""
@@ -90,9 +90,9 @@ class Keeper:
                 if not self._schedule:
                     self._end(_LINGER_S)
 
-    def _end(self, patience: float) -> None:
-        """End every process: SIGTERM after `patience` seconds, SIGKILL later."""
-        at = time.monotonic() + patience
+    def _end(self, grace: float) -> None:
+        """End every process: SIGTERM after `grace` seconds, SIGKILL later."""
+        at = time.monotonic() + grace
         self._schedule = [(at, signal.SIGTERM), (at + _TERMINATE_S, signal.SIGKILL)]
 
     def _send(self, number: int) -> None:
@@ -121,8 +121,8 @@ class Keeper:
         except OSError:
             return b""
 
-    def _say(self, message: dict[str, object]) -> None:
-        say(self._pipe, message)
+    def _report(self, message: dict[str, object]) -> None:
+        send(self._pipe, message)
 
 
 def descendants(root: int) -> list[int]:
@@ -143,14 +143,14 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def say(pipe: socket.socket, message: dict[str, object]) -> None:
+def send(pipe: socket.socket, message: dict[str, object]) -> None:
     """Send a JSON line; the packer may be gone."""
     with contextlib.suppress(OSError):
         pipe.sendall(json.dumps(message).encode() + b"\n")
 
 
-def main(descriptor: str, cores: str, patience: str, *command: str) -> None:
-    """Keep one command."""
+def main(descriptor: str, cores: str, grace: str, *command: str) -> None:
+    """Supervise one command."""
     pipe = socket.socket(fileno=int(descriptor))
     pipe.set_inheritable(False)
     for number in _STOPPING:  # what stops the packer may also reach this process
@@ -159,11 +159,11 @@ def main(descriptor: str, cores: str, patience: str, *command: str) -> None:
     try:
         if cores:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-        keeper = Keeper(pipe, float(patience), list(command))
+        supervisor = Supervisor(pipe, float(grace), list(command))
     except OSError as error:
-        say(pipe, {"error": error.strerror})
+        send(pipe, {"error": error.strerror})
         return
-    keeper.run()
+    supervisor.run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A kept command: none of its processes outlives it, its keeper or the process that started it."""
+"""A supervised command: none of its processes outlives it, its supervisor or the process that started it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from pathlib import Path
 import pytest
 from processes import is_running, wait_until
 
-from unidle.packing.kept import KeptProcess, StartError
+from unidle.packing.supervised import StartError, SupervisedProcess
 
-Start = Callable[..., KeptProcess]
+Start = Callable[..., SupervisedProcess]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start `python -c code` in an empty folder; it is ended after the test."""
-    kept: list[KeptProcess] = []
+    started: list[SupervisedProcess] = []
 
-    def start(code: str, cores: tuple[int, ...] = ()) -> KeptProcess:
-        output = tmp_path / f"output-{len(kept)}.txt"
-        kept.append(KeptProcess([sys.executable, "-c", code], cwd=tmp_path, env=os.environ, output=output, cores=cores))
-        return kept[-1]
+    def start(code: str, cores: tuple[int, ...] = ()) -> SupervisedProcess:
+        output = tmp_path / f"output-{len(started)}.txt"
+        started.append(
+            SupervisedProcess([sys.executable, "-c", code], cwd=tmp_path, env=os.environ, output=output, cores=cores)
+        )
+        return started[-1]
 
     yield start
-    for each in kept:
+    for each in started:
         each.close()
 
 
@@ -49,16 +51,16 @@ subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
 
 def test_output_exit_code_and_cores_are_those_of_the_command(start: Start, tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
-    kept = start("import os, sys; print(os.sched_getaffinity(0)); print('x', file=sys.stderr); sys.exit(3)", (core,))
-    assert kept.wait(20) == 3
+    process = start("import os, sys; print(os.sched_getaffinity(0)); print('x', file=sys.stderr); sys.exit(3)", (core,))
+    assert process.wait(20) == 3
     assert sorted((tmp_path / "output-0.txt").read_text().split("\n")) == ["", "x", f"{{{core}}}"]
 
 
 def test_signal_that_ends_the_command_is_its_status(start: Start) -> None:
-    kept = start("import time; time.sleep(100)")
-    assert kept.poll() is None
-    kept.send(signal.SIGUSR1)
-    assert kept.wait(20) == -signal.SIGUSR1
+    process = start("import time; time.sleep(100)")
+    assert process.poll() is None
+    process.send(signal.SIGUSR1)
+    assert process.wait(20) == -signal.SIGUSR1
 
 
 def test_command_can_stop_on_ctrl_c_even_if_it_is_ignored_here(start: Start, tmp_path: Path) -> None:
@@ -72,52 +74,52 @@ except KeyboardInterrupt:
 """
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        kept = start(code)
+        process = start(code)
     finally:
         signal.signal(signal.SIGINT, before)
     assert wait_until((tmp_path / "ready").exists)
-    kept.send(signal.SIGINT)
-    assert kept.wait(20) == 7
+    process.send(signal.SIGINT)
+    assert process.wait(20) == 7
 
 
 def test_program_that_cannot_run_says_why(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="No such file or directory"):
-        KeptProcess(["no-such-program"], cwd=tmp_path, env=os.environ, output=tmp_path / "output.txt")
+        SupervisedProcess(["no-such-program"], cwd=tmp_path, env=os.environ, output=tmp_path / "output.txt")
 
 
 def test_daemon_of_a_command_ends_soon_after_it(start: Start, tmp_path: Path) -> None:
-    kept = start(DAEMON + "while not os.path.exists('daemon.pid'): pass")
+    process = start(DAEMON + "while not os.path.exists('daemon.pid'): pass")
     daemon = pid_in(tmp_path / "daemon.pid")
-    assert kept.wait(20) == 0
+    assert process.wait(20) == 0
     assert not is_running(daemon)
 
 
 def test_kill_ends_every_process_at_once(start: Start, tmp_path: Path) -> None:
     ignore = "import signal\nfor number in (2, 15): signal.signal(number, signal.SIG_IGN)\n"
-    kept = start(ignore + DAEMON + "import time; time.sleep(100)")
+    process = start(ignore + DAEMON + "import time; time.sleep(100)")
     daemon = pid_in(tmp_path / "daemon.pid")
-    kept.send(signal.SIGTERM)
-    assert kept.wait(0.3) is None
-    kept.send(signal.SIGKILL)
-    assert kept.wait(20) == -signal.SIGKILL
+    process.send(signal.SIGTERM)
+    assert process.wait(0.3) is None
+    process.send(signal.SIGKILL)
+    assert process.wait(20) == -signal.SIGKILL
     assert not is_running(daemon)
 
 
-def test_command_ends_if_its_keeper_is_killed(start: Start) -> None:
-    kept = start("import time; time.sleep(100)")
-    os.kill(kept.keeper_pid, signal.SIGKILL)
-    assert wait_until(lambda: not is_running(kept.pid))
-    assert kept.wait(20) == -signal.SIGKILL
+def test_command_ends_if_its_supervisor_is_killed(start: Start) -> None:
+    process = start("import time; time.sleep(100)")
+    os.kill(process.supervisor_pid, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(process.pid))
+    assert process.wait(20) == -signal.SIGKILL
 
 
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
-from unidle.packing.kept import KeptProcess
+from unidle.packing.supervised import SupervisedProcess
 folder = Path(sys.argv[1])
 command = [sys.executable, "-c", sys.argv[2]]
-kept = KeptProcess(command, cwd=folder, env=os.environ, output=folder / "output.txt")
-(folder / "command.pid").write_text(f"{kept.pid}\\n")
+process = SupervisedProcess(command, cwd=folder, env=os.environ, output=folder / "output.txt")
+(folder / "command.pid").write_text(f"{process.pid}\\n")
 time.sleep(100)
 """
 

@@ -1,4 +1,4 @@
-"""The packer's handle on a command that runs under a keeper."""
+"""The packer's handle on a command that runs under a supervisor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 from unidle import signals
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class StartError(Exception):
     """A command could not be started; the text says why."""
 
 
-class KeptProcess:
+class SupervisedProcess:
     """A command in its own session; neither it nor a process that it starts outlives this process."""
 
     def __init__(
@@ -32,20 +32,20 @@ class KeptProcess:
         env: Mapping[str, str],
         output: Path,
         cores: Sequence[int] = (),
-        patience: float = 0.0,
+        grace: float = 0.0,
     ) -> None:
         """Start `command` on `cores`, or on all; what it prints goes to the new file `output`.
 
-        If this process is killed, the command is ended `patience` seconds later.
+        If this process is killed, the command is ended `grace` seconds later.
         """
         self._pipe, theirs = socket.socketpair()
         self._received = b""
         self.status: int | None = None
         """Exit status once it and all of its processes have ended; negative: the signal that ended it."""
-        keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(theirs.fileno()), ",".join(map(str, cores))]
-        with theirs, output.open("xb") as file, signals.blocked():  # until the keeper can ignore them
-            self._keeper = subprocess.Popen(
-                [*keeper, str(patience), *command],
+        supervisor = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(theirs.fileno()), ",".join(map(str, cores))]
+        with theirs, output.open("xb") as file, signals.blocked():  # until the supervisor can ignore them
+            self._supervisor = subprocess.Popen(
+                [*supervisor, str(grace), *command],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -58,12 +58,12 @@ class KeptProcess:
         if "error" in first:
             self.close()
             raise StartError(first["error"])
-        self.pid: int = first.get("pid", self._keeper.pid)
+        self.pid: int = first.get("pid", self._supervisor.pid)
 
     @property
-    def keeper_pid(self) -> int:
+    def supervisor_pid(self) -> int:
         """The process whose descendants are those of the command."""
-        return self._keeper.pid
+        return self._supervisor.pid
 
     def fileno(self) -> int:
         """For `select`: readable when the command has ended."""
@@ -89,21 +89,21 @@ class KeptProcess:
             self._pipe.sendall(bytes([number]))
 
     def release(self) -> None:
-        """Let the keeper end what still runs."""
+        """Let the supervisor end what still runs."""
         self._pipe.close()
 
     def close(self) -> None:
         """Wait until everything has ended."""
         self.release()
-        self._keeper.wait()
+        self._supervisor.wait()
 
     def _read_status(self) -> None:
         if self.status is None:
-            # Without a message, the keeper was killed, and the command with it.
+            # Without a message, the supervisor was killed, and the command with it.
             self.status = self._message().get("status", -signal.SIGKILL)
 
     def _message(self) -> dict[str, Any]:
-        """The next message; empty if the keeper has ended."""
+        """The next message; empty if the supervisor has ended."""
         while b"\n" not in self._received:
             try:
                 part = self._pipe.recv(4096)
