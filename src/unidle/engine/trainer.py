@@ -254,7 +254,8 @@ class Trainer:
         for text in start_notes(self.config, self.env_spec):
             display.on_message(text)
         if progress.step >= run.timesteps:
-            unused = "" if self._folder.config() == self.config else " The settings that you changed are not used."
+            has_changed = path is not None and self._folder.config() != self.config
+            unused = " The settings that you changed are not used." if has_changed else ""
             display.on_message(f"All {run.timesteps:,} steps are done; raise --timesteps to train further.{unused}")
         elif self._has_reached_target:
             display.on_message(
