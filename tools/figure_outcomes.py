@@ -265,38 +265,6 @@ def population_based_training() -> str:
 
 
 @table
-def sweep_against_zoo() -> str:
-    """Searches of `unidle sweep` and of rl-zoo."""
-    result = results("sweep_quality")
-    arguments = result["arguments"]
-    names = {"unidle": "`unidle sweep --at-once 8`", "rl-zoo": "rl-zoo's `--optimize`"}
-    return sourced(
-        rows(
-            [
-                f"{arguments['env']}, {number(arguments['timesteps'])} steps per trial",
-                "CPU seconds",
-                "trials finished",
-                "pruned",
-                "best return in the search",
-                f"its settings trained again: mean of {arguments['seeds']} new seeds",
-            ],
-            *(
-                [
-                    names[search["side"]],
-                    number(search["cpu_seconds"]),
-                    number(search["trials"].get("complete", 0)),
-                    number(search["trials"].get("pruned", 0)),
-                    number(search["best_value"], 1),
-                    number(search["mean"], 1),
-                ]
-                for search in result["searches"]
-            ),
-        ),
-        source("sweep_quality.py", "sweep_quality"),
-    )
-
-
-@table
 def disturbed_runs() -> str:
     """The fault trial by kind of disturbance."""
     batches = results("fault_trial")["batches"]
