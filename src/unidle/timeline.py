@@ -16,6 +16,12 @@ ENVIRONMENT, INFERENCE, STORAGE, LEARN, SYNC, EVALUATE, CHECKPOINT, LOGGING, OTH
 _CLOCK_CAPACITY = 1 << 16  # intervals
 _TIMELINE_CAPACITY = 1 << 14  # intervals of the host, and as many of the device; more would take long to analyse
 
+
+def never() -> bool:
+    """False."""
+    return False
+
+
 Interval = tuple[int, int, int]  # phase, start, end, in nanoseconds of perf_counter_ns
 
 
@@ -59,7 +65,7 @@ class Timeline(PhaseClock):
         self.on_device: deque[Interval] = deque(maxlen=capacity)
         """The GPU's work, by phase."""
         self.is_recording = False
-        self.is_acting_in_c: Callable[[], bool] = lambda: False
+        self.is_acting_in_c: Callable[[], bool] = never
         """Whether the loop in C infers; its times are added when it returns (`add_inference`)."""
         self._begun_ns = self._since
 

@@ -84,6 +84,7 @@ class _Replay:
         self._implementations = implementations
         self._generators = generators
         self._run: Callable[[], None] | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
         if self._run is None:
@@ -94,8 +95,7 @@ class _Replay:
     @property
     def handle(self) -> int | None:
         """The executable graph; None before it is captured, if it runs eagerly, and in versions of torch without it."""
-        graph = getattr(self._run, "__self__", None)
-        return getattr(graph, "raw_cuda_graph_exec", lambda: None)()
+        return getattr(self._graph, "raw_cuda_graph_exec", lambda: None)()
 
     def _captured(self) -> Callable[[], None]:
         for implementation in self._implementations[:-1]:
@@ -153,6 +153,7 @@ class _Replay:
             self._restore(kept)
             for generator, state in zip(generators, generator_states):
                 generator.set_state(state)
+        self._graph = graph
         return graph.replay
 
     @torch.no_grad()

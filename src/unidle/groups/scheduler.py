@@ -80,7 +80,7 @@ def take_turns(
     """
     waiting: dict[Member, IsReady | None] = dict.fromkeys(members)
     spin = SPIN_SECONDS if pools.cores is None else _OWN_CORE_SPIN_SECONDS
-    in_c = Waiting(pools.ready.wake_up, spin, yields_core)
+    in_c = Waiting.on(pools.ready.wake_up, spin, yields_core=yields_core)
 
     def anyone_is_ready() -> bool:
         return any(map(_is_ready, waiting.values()))

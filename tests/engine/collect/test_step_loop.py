@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from c_loop_on_cpu import CpuLauncher, use_c_loop
 from resumed_runs import assert_same, final_state
 
 import unidle
 from unidle.engine.collect import host, step_loop
+from unidle.errors import ResumableError
+from unidle.metrics.jsonl import read_records
 
 SMALL: dict[str, Any] = {
     "preset": "classic",
@@ -70,12 +76,83 @@ def test_group_trains_each_run_as_alone(tmp_path: Path, monkeypatch: pytest.Monk
         assert_same(ours, theirs)
 
 
-def test_missing_compiler_is_reported_and_python_collects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CC", str(tmp_path / "missing"))
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_resumed_run_uses_it_and_equals_an_undisturbed_one(
+    overlap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(tmp_path, "whole", "Pendulum-v1", overlap, timesteps=6 * 64 * 8)
+    [_, resumed] = _launchers(
+        monkeypatch,
+        lambda: [
+            train(tmp_path, "parts", "Pendulum-v1", overlap, timesteps=6 * 64 * 4),
+            unidle.resume(tmp_path / "parts", timesteps=6 * 64 * 8, quiet=True),
+        ],
+    )
+    assert resumed.launches > 0
+    assert_same(final_state(tmp_path / "parts")["algo"], final_state(whole.path)["algo"])
+
+
+def test_worker_that_dies_for_the_last_time_is_recorded_and_the_run_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill_a_worker(context: unidle.CallbackContext) -> None:
+        if context.record["iteration"] == 3:
+            [child, *_] = process_children()
+            os.kill(child, signal.SIGKILL)
+
+    with pytest.raises(ResumableError, match="max_env_restarts allows 0"):
+        _launchers(
+            monkeypatch,
+            lambda: train(
+                tmp_path,
+                "killed",
+                "Pendulum-v1",
+                "off",
+                max_env_restarts=0,
+                checkpoint_every=10**9,
+                after_iteration=[kill_a_worker],
+            ),
+        )
+    faults = [record for record in read_records(tmp_path / "killed" / "metrics.jsonl") if record["kind"] == "fault"]
+    assert [fault["fault"] for fault in faults] == ["killed"]
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac", "td3", "dqn"])
+def test_policies_of_unidle_are_supported(algo: str, tmp_path: Path) -> None:
+    env = "CartPole-v1" if algo == "dqn" else "Pendulum-v1"
+    settings = {"timesteps": 8, "n_envs": 2, "n_steps": 4, "net_arch": (8,), "eval_every": 0, "quiet": True}
+    settings |= {"batch_size": 8}
+    policies = []
+    unidle.train(
+        env, algo=algo, runs_dir=str(tmp_path), after_iteration=[lambda c: policies.append(c.policy)], **settings
+    )
+    assert all(map(step_loop._draws_nothing, policies[0].modules()))
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Dropout(), torch.nn.RReLU(), torch.nn.MultiheadAttention(4, 1)])
+def test_networks_that_draw_random_numbers_are_not(layer: torch.nn.Module) -> None:
+    assert not all(map(step_loop._draws_nothing, torch.nn.Sequential(torch.nn.Linear(4, 4), layer).modules()))
+
+
+def test_missing_compiler_is_a_reason_to_collect_in_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    reason = step_loop.library.__wrapped__()
-    assert isinstance(reason, str)
-    assert "missing" in reason
+    for compiler, reason in ((str(tmp_path / "missing"), "missing"), ("cc '", "quotation"), ("false", "compiled")):
+        monkeypatch.setenv("CC", compiler)
+        answer = step_loop.library.__wrapped__()
+        assert isinstance(answer, str)
+        assert reason in answer
+
+
+def test_cache_that_cannot_be_used_costs_only_a_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert not isinstance(step_loop.library.__wrapped__(), str)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert not isinstance(step_loop.library.__wrapped__(), str)
 
 
 @pytest.mark.gpu
@@ -106,3 +183,9 @@ def _launchers(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[CpuLauncher]:
         launchers = use_c_loop(patched)
         run()
     return launchers
+
+
+def process_children() -> list[int]:
+    """Pids of this process's children, the oldest first."""
+    path = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    return [int(pid) for pid in path.read_text().split()]

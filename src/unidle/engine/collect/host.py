@@ -5,8 +5,9 @@ Which slice may act in which rollout, with which weights, and why timing changes
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from unidle.engine.collect.episode_stats import EpisodeStats
 from unidle.engine.collect.faults import FaultHandler
 from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
-from unidle.engine.collect.step_loop import Launcher, StepLoop, Steps, loop_unsupported
+from unidle.engine.collect.step_loop import Launcher, StepLoop, Steps, loop_unsupported, runs_in_python
 from unidle.engine.evaluate.play import Stopped
 from unidle.engine.on_stream import OnStream
 from unidle.engine.overlap import SliceSchedule
@@ -31,7 +32,7 @@ from unidle.envs.open_episode import Difference
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.protocol import Fault, HostEnvs, StatisticsHolder
 from unidle.errors import TrainingError, UsageError
-from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
+from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline, never
 
 _LOOP_SECONDS = 0.02  # after this the loop in C lets signals and checks of the workers have their turn
 _STALL_SECONDS = 0.002  # after this, act for the ready slices, however few, so that slow ones do not delay others
@@ -87,6 +88,8 @@ class HostCollector:
         # The loop in C, once each slot's inference was captured; or the reason why there is none.
         self._loop: StepLoop | str | None = loop_unsupported(envs, policy, capture, on_gpu=on_gpu)
         self._is_alone = sharing is None
+        self._capture = capture
+        self._completed = 0  # rollouts of this process
         self._sent_ns = 0  # when actions were last sent in Python
         self._indices = [np.arange(first, end) for first, end in envs.bounds]  # [slice] its env indices
         self._latest: tuple[list[int], np.ndarray] = [], np.zeros(0, np.int64)  # slices, and their env indices
@@ -99,6 +102,7 @@ class HostCollector:
 
     def close(self) -> None:
         """Close all environments."""
+        self._timeline.is_acting_in_c = never  # which holds the loop, and with it the rollouts
         try:
             if self._page_lock is not None:
                 torch.cuda.synchronize(self._device)  # nothing may still read from the block
@@ -168,19 +172,24 @@ class HostCollector:
             return None
         envs = self.envs
         assert isinstance(envs, ProcessPool)
-        envs.maintain()
-        if self.schedule.waiting or self.faults.retry or not envs.is_undisturbed:
+        with self._noting_failures():
+            envs.maintain()
+        if self.schedule.waiting or self.faults.retry or not envs.has_no_faults:
             return None
         return self._loop
 
     def _new_loop(self) -> StepLoop | str:
         graphs = [slot.inference.graph for slot in self._slots]
         if None in graphs:
-            return "inference was not captured"
+            return "inference was not captured as a CUDA graph"  # of which a message has said why
         assert self._stream is not None
         assert isinstance(self.envs, ProcessPool)
-        launcher, limits = Launcher.cuda(self._stream), (self._min_ready, _STALL_SECONDS)
-        loop = StepLoop(self.envs, self.schedule, self._slots, graphs, launcher, *limits)
+        try:
+            launcher = Launcher.cuda(self._stream)
+        except (OSError, AttributeError) as error:  # another platform's GPU
+            runs_in_python(self._capture, str(error))
+            return str(error)
+        loop = StepLoop(self.envs, self.schedule, self._slots, graphs, launcher, self._min_ready, _STALL_SECONDS)
         self._timeline.is_acting_in_c = lambda: loop.is_acting
         return loop
 
@@ -192,13 +201,20 @@ class HostCollector:
             loop.run(seconds)
         else:
             yield Steps(loop, time.monotonic() + seconds)
+            if not loop.needs_python:  # it may not have been looked at yet
+                loop.run(0.0)
         needs_python, times = loop.needs_python, loop.end()
         self._timeline.add_inference(times.inference_ns, times.intervals, self._slots[0].inference.device_ns)
         return needs_python
 
     def _receive_from_envs(self, at_least: int, seconds: float | None) -> list[int]:
-        try:
+        with self._noting_failures():
             return self.envs.recv(at_least, seconds)
+
+    @contextlib.contextmanager
+    def _noting_failures(self) -> Iterator[None]:
+        try:
+            yield
         except (TrainingError, UsageError):
             self._has_failed = True
             self.faults.report()  # including the fault that exceeded the limit
@@ -326,7 +342,8 @@ class HostCollector:
         self.stats.add(*staging.finished_episodes())
         self.stats.faults.update(self.faults.take_counts(index))
         self.schedule.oldest += 1
-        if self._loop is None and self.schedule.oldest == len(self._slots):  # each slot has inferred
+        self._completed += 1
+        if self._loop is None and self._completed == len(self._slots):  # each slot has inferred
             self._loop = self._new_loop()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------

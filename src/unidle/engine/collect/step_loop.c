@@ -1,7 +1,7 @@
 /* The part of collecting that repeats with every step, without Python: engine/collect/step_loop.py explains it.
  *
  * All pointers lead to memory that Python owns and keeps: NumPy arrays, the shared block of the environments, handles of
- * CUDA. The structures have the same fields as their namesakes in step_loop.py. */
+ * CUDA. The structures have the same fields in the same order as their namesakes in step_loop.py. */
 
 #include <sched.h>
 #include <semaphore.h>
@@ -10,10 +10,10 @@
 #include <time.h>
 
 enum { STEP = 1, DONE = 2 };               /* flags of a slice, as in envs/pool/worker.py */
-enum { STEPPING, ACTING, NEEDS_PYTHON };   /* states of a lane */
+enum { STEPPING, ACTING, NEEDS_PYTHON };   /* states of a run */
 enum { NOT_READY = 600 };                  /* CUDA_ERROR_NOT_READY */
 static const int64_t SECOND = 1000000000;
-static const int64_t LONGEST_SLEEP = 2000000; /* a slice that is slower does not delay the others */
+static const int64_t LONGEST_SLEEP = 2000000; /* _STALL_SECONDS in host.py: then the ready slices are acted for */
 static const int64_t EPISODE_ENDED = (int64_t)1 << 32; /* as in envs/shared_block.py */
 
 typedef struct { /* the CUDA driver's functions, or those of a test */
@@ -25,7 +25,7 @@ typedef struct { /* the CUDA driver's functions, or those of a test */
 typedef struct { /* how a slice's worker is woken: Doorbell in envs/pool/signals.py */
     uint8_t *asleep;
     sem_t *semaphore;
-} Bell;
+} WakeUp;
 
 typedef struct { /* a rollout slot */
     int64_t *positions;  /* [env] the step that inference acts for; n_steps where an environment is not ready */
@@ -40,7 +40,7 @@ typedef struct { /* the environments of a run */
     const int64_t *bounds; /* [slice, 2] first and end environment */
     uint8_t *flags;        /* [slice] one every `flag_stride` bytes */
     int64_t flag_stride;
-    const Bell *bells;     /* [slice] */
+    const WakeUp *wake_ups;     /* [slice] */
     int64_t *step;         /* [slice] */
     const int64_t *slot;   /* [slice] */
     const int64_t *outcomes; /* [env] of the latest step */
@@ -53,13 +53,20 @@ typedef struct { /* the environments of a run */
     int64_t capacity;
     int64_t first_slot;    /* acted for first */
     int64_t state, error, n_ready, n_intervals, n_acts, inference_ns, since, launched, was_split;
-} Lane;
+} Run;
 
 typedef struct { /* for environments, as Doorbell.wait in envs/pool/signals.py */
     uint8_t *asleep;
     sem_t *semaphore;
     int64_t spin, yields_core; /* nanoseconds before it sleeps; whether others may have the core meanwhile */
+    int64_t progressed_at;     /* when anything happened last; kept from call to call */
 } Waiting;
+
+/* For a check that step_loop.py declares the same structure. */
+int64_t unidle_run_bytes(void)
+{
+    return sizeof(Run);
+}
 
 static int64_t now_ns(void)
 {
@@ -68,167 +75,167 @@ static int64_t now_ns(void)
     return now.tv_sec * SECOND + now.tv_nsec;
 }
 
-static void ring(const Bell *bell)
+static void ring(const WakeUp *wake_up)
 {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (*(volatile uint8_t *)bell->asleep)
-        sem_post(bell->semaphore);
+    if (*(volatile uint8_t *)wake_up->asleep)
+        sem_post(wake_up->semaphore);
 }
 
 /* Whether Python has to handle the step of a slice: the last one of a rollout, or of an episode. */
-static int is_special(const Lane *lane, int64_t slice)
+static int needs_python_for(const Run *run, int64_t slice)
 {
-    if (lane->step[slice] + 1 >= lane->n_steps)
+    if (run->step[slice] + 1 >= run->n_steps)
         return 1;
-    for (int64_t env = lane->bounds[2 * slice]; env < lane->bounds[2 * slice + 1]; env++)
-        if (lane->outcomes[env] >= EPISODE_ENDED)
+    for (int64_t env = run->bounds[2 * slice]; env < run->bounds[2 * slice + 1]; env++)
+        if (run->outcomes[env] >= EPISODE_ENDED)
             return 1;
     return 0;
 }
 
 /* Start inference for the slices that have stepped, once there are enough of them. Returns whether anything happened. */
-static int act(Lane *lane)
+static int act(Run *run)
 {
     int64_t n = 0, in_flight = 0, n_first = 0;
-    for (int64_t slice = 0; slice < lane->n_slices; slice++) {
-        uint8_t flag = __atomic_load_n(lane->flags + slice * lane->flag_stride, __ATOMIC_ACQUIRE);
+    for (int64_t slice = 0; slice < run->n_slices; slice++) {
+        uint8_t flag = __atomic_load_n(run->flags + slice * run->flag_stride, __ATOMIC_ACQUIRE);
         if (flag > DONE) {
-            lane->state = NEEDS_PYTHON;
+            run->state = NEEDS_PYTHON;
             return 1;
         }
         in_flight += flag != 0;
         if (flag == DONE) {
-            lane->ready[n++] = slice;
-            n_first += lane->slot[slice] == lane->first_slot;
+            run->ready[n++] = slice;
+            n_first += run->slot[slice] == run->first_slot;
         }
     }
     int64_t now = now_ns();
-    int64_t at_least = lane->at_least < in_flight ? lane->at_least : in_flight;
-    if (!n || (n < at_least && !lane->was_split && now - lane->since < lane->stall_ns))
+    int64_t at_least = run->at_least < in_flight ? run->at_least : in_flight;
+    if (!n || (n < at_least && !run->was_split && now - run->since < run->stall_ns))
         return 0;
     for (int64_t i = 0; i < n; i++)
-        if (is_special(lane, lane->ready[i])) {
-            lane->state = NEEDS_PYTHON;
+        if (needs_python_for(run, run->ready[i])) {
+            run->state = NEEDS_PYTHON;
             return 1;
         }
-    lane->was_split = n_first && n_first < n; /* in two rollouts: the older one first */
-    if (lane->was_split) {
+    run->was_split = n_first && n_first < n; /* in two rollouts: the older one first */
+    if (run->was_split) {
         int64_t kept = 0;
         for (int64_t i = 0; i < n; i++)
-            if (lane->slot[lane->ready[i]] == lane->first_slot)
-                lane->ready[kept++] = lane->ready[i];
+            if (run->slot[run->ready[i]] == run->first_slot)
+                run->ready[kept++] = run->ready[i];
         n = kept;
     }
-    const Slot *slot = lane->slots + lane->slot[lane->ready[0]];
-    for (int64_t env = 0; env < lane->n_envs; env++)
-        slot->positions[env] = lane->n_steps;
+    const Slot *slot = run->slots + run->slot[run->ready[0]];
+    for (int64_t env = 0; env < run->n_envs; env++)
+        slot->positions[env] = run->n_steps;
     for (int64_t i = 0; i < n; i++) {
-        int64_t slice = lane->ready[i], step = lane->step[slice] + 1;
-        for (int64_t env = lane->bounds[2 * slice]; env < lane->bounds[2 * slice + 1]; env++)
+        int64_t slice = run->ready[i], step = run->step[slice] + 1;
+        for (int64_t env = run->bounds[2 * slice]; env < run->bounds[2 * slice + 1]; env++)
             slot->positions[env] = step;
     }
-    lane->error = lane->driver->launch(slot->graph, lane->stream);
-    if (!lane->error)
-        lane->error = lane->driver->record(lane->event, lane->stream);
-    if (lane->error) {
-        lane->state = NEEDS_PYTHON;
+    run->error = run->driver->launch(slot->graph, run->stream);
+    if (!run->error)
+        run->error = run->driver->record(run->event, run->stream);
+    if (run->error) {
+        run->state = NEEDS_PYTHON;
         return 1;
     }
     for (int64_t i = 0; i < n; i++) { /* while the GPU infers */
-        int64_t slice = lane->ready[i], first = lane->bounds[2 * slice], end = lane->bounds[2 * slice + 1];
-        memcpy(slot->outcomes + lane->step[slice]++ * lane->n_envs + first, lane->outcomes + first,
+        int64_t slice = run->ready[i], first = run->bounds[2 * slice], end = run->bounds[2 * slice + 1];
+        memcpy(slot->outcomes + run->step[slice]++ * run->n_envs + first, run->outcomes + first,
                (end - first) * sizeof(int64_t));
     }
-    lane->n_ready = n;
-    lane->launched = now;
-    lane->state = ACTING;
+    run->n_ready = n;
+    run->launched = now;
+    run->state = ACTING;
     return 1;
 }
 
 /* Send the actions if inference is done. Returns whether anything happened. */
-static int send_actions(Lane *lane)
+static int send_actions(Run *run)
 {
-    int error = lane->driver->query(lane->event);
+    int error = run->driver->query(run->event);
     if (error == NOT_READY)
         return 0;
-    lane->error = error;
+    run->error = error;
     if (error) {
-        lane->state = NEEDS_PYTHON;
+        run->state = NEEDS_PYTHON;
         return 1;
     }
-    const Slot *slot = lane->slots + lane->slot[lane->ready[0]];
-    for (int64_t i = 0; i < lane->n_ready; i++) {
-        int64_t slice = lane->ready[i], first = lane->bounds[2 * slice];
-        int64_t bytes = (lane->bounds[2 * slice + 1] - first) * lane->width * sizeof(float);
-        float *actions = lane->actions + first * lane->width;
+    const Slot *slot = run->slots + run->slot[run->ready[0]];
+    for (int64_t i = 0; i < run->n_ready; i++) {
+        int64_t slice = run->ready[i], first = run->bounds[2 * slice];
+        int64_t bytes = (run->bounds[2 * slice + 1] - first) * run->width * sizeof(float);
+        float *actions = run->actions + first * run->width;
         if (slot->staged)
-            memcpy(actions, slot->staged + first * lane->width, bytes);
-        memcpy(slot->actions + (lane->step[slice] * lane->n_envs + first) * lane->width, actions, bytes);
-        __atomic_store_n(lane->flags + slice * lane->flag_stride, STEP, __ATOMIC_RELEASE);
+            memcpy(actions, slot->staged + first * run->width, bytes);
+        memcpy(slot->actions + (run->step[slice] * run->n_envs + first) * run->width, actions, bytes);
+        __atomic_store_n(run->flags + slice * run->flag_stride, STEP, __ATOMIC_RELEASE);
     }
-    for (int64_t i = 0; i < lane->n_ready; i++)
-        ring(lane->bells + lane->ready[i]);
-    lane->since = now_ns();
-    lane->n_acts++;
-    lane->inference_ns += lane->since - lane->launched;
-    if (lane->n_intervals < lane->capacity) {
-        lane->intervals[2 * lane->n_intervals] = lane->launched;
-        lane->intervals[2 * lane->n_intervals++ + 1] = lane->since;
+    for (int64_t i = 0; i < run->n_ready; i++)
+        ring(run->wake_ups + run->ready[i]);
+    run->since = now_ns();
+    run->n_acts++;
+    run->inference_ns += run->since - run->launched;
+    if (run->n_intervals < run->capacity) {
+        run->intervals[2 * run->n_intervals] = run->launched;
+        run->intervals[2 * run->n_intervals++ + 1] = run->since;
     }
-    lane->state = STEPPING;
+    run->state = STEPPING;
     return 1;
 }
 
-/* One round through all lanes. Returns whether anything happened. */
-static int look_at_all(Lane **lanes, int64_t n, int64_t *needs_python, int64_t *is_acting)
+/* One round through all runs. Returns whether anything happened. */
+static int poll_all(Run **runs, int64_t n, int64_t *needs_python, int64_t *is_acting)
 {
-    int moved = 0;
+    int progressed = 0;
     *is_acting = 0;
     for (int64_t i = 0; i < n; i++) {
-        Lane *lane = lanes[i];
-        if (lane->state == ACTING)
-            moved |= send_actions(lane);
-        else if (lane->state == STEPPING && !*needs_python)
-            moved |= act(lane);
-        *is_acting |= lane->state == ACTING;
-        *needs_python |= lane->state == NEEDS_PYTHON;
+        Run *run = runs[i];
+        if (run->state == ACTING)
+            progressed |= send_actions(run);
+        else if (run->state == STEPPING && !*needs_python)
+            progressed |= act(run);
+        *is_acting |= run->state == ACTING;
+        *needs_python |= run->state == NEEDS_PYTHON;
     }
-    return moved;
+    return progressed;
 }
 
 static void sleep_on(const Waiting *waiting, int64_t nanoseconds)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    int64_t in_all = until.tv_nsec + nanoseconds;
+    int64_t in_all = until.tv_nsec + (nanoseconds < LONGEST_SLEEP ? nanoseconds : LONGEST_SLEEP);
     until.tv_sec += in_all / SECOND;
     until.tv_nsec = in_all % SECOND;
     sem_timedwait(waiting->semaphore, &until); /* also ends early, by a signal: the caller looks again */
 }
 
-/* Step the environments of `n` lanes until one needs Python or `budget` nanoseconds have passed; with `settle`, then
- * wait for inference that has begun. */
-void unidle_step(Lane **lanes, int64_t n, int64_t budget, int64_t settle, const Waiting *waiting)
+/* Step the environments of `n` runs until one needs Python or `budget` nanoseconds have passed; then, with
+ * `wait_for_inference`, wait for inference that has begun. */
+void unidle_step(Run **runs, int64_t n, int64_t budget, int64_t wait_for_inference, Waiting *waiting)
 {
-    int64_t began = now_ns(), now = began, moved = began, needs_python = 0, is_acting = 0;
+    int64_t began = now_ns(), now = began, needs_python = 0, is_acting = 0;
     do {
-        if (look_at_all(lanes, n, &needs_python, &is_acting))
-            moved = now_ns();
+        if (poll_all(runs, n, &needs_python, &is_acting))
+            waiting->progressed_at = now_ns();
         else if (waiting->yields_core)
             sched_yield();
         now = now_ns();
-        if (!needs_python && !is_acting && now - moved >= waiting->spin && now - began < budget) {
+        if (!needs_python && !is_acting && now - waiting->progressed_at >= waiting->spin && now - began < budget) {
             /* As in signals.py: drain, set the flag, look once more, sleep. */
             while (!sem_trywait(waiting->semaphore))
                 ;
             *(volatile uint8_t *)waiting->asleep = 1;
             __atomic_thread_fence(__ATOMIC_SEQ_CST);
-            if (look_at_all(lanes, n, &needs_python, &is_acting))
-                moved = now_ns();
+            if (poll_all(runs, n, &needs_python, &is_acting))
+                waiting->progressed_at = now_ns();
             else
-                sleep_on(waiting, budget - (now - began) < LONGEST_SLEEP ? budget - (now - began) : LONGEST_SLEEP);
+                sleep_on(waiting, budget - (now - began));
             *(volatile uint8_t *)waiting->asleep = 0;
             now = now_ns();
         }
-    } while ((settle && is_acting) || (!needs_python && now - began < budget));
+    } while ((wait_for_inference && is_acting) || (!needs_python && now - began < budget));
 }

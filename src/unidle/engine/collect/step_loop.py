@@ -14,6 +14,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -41,10 +42,19 @@ _STEPPING, _ACTING, _NEEDS_PYTHON = range(3)
 _INTERVALS = 4096  # recorded between two returns to Python; later ones are not recorded
 _NS = 1e9
 
+# Layers of torch without random numbers.
+_LAYERS = frozenset(
+    [
+        *("AvgPool2d", "Conv1d", "Conv2d", "ELU", "Embedding", "EmbeddingBag", "Flatten", "GELU", "GroupNorm"),
+        *("Identity", "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "Mish", "ModuleDict", "ModuleList"),
+        *("ParameterDict", "ParameterList", "ReLU", "Sequential", "SiLU", "Softplus", "Tanh"),
+    ]
+)
+
 _Pointer, _Integer = ctypes.c_void_p, ctypes.c_int64
 
 
-class _Bell(ctypes.Structure):
+class _WakeUp(ctypes.Structure):
     _fields_ = tuple((name, _Pointer) for name in ("asleep", "semaphore"))
 
 
@@ -52,12 +62,12 @@ class _Slot(ctypes.Structure):
     _fields_ = tuple((name, _Pointer) for name in ("positions", "outcomes", "actions", "staged", "graph"))
 
 
-class _Lane(ctypes.Structure):
+class _Run(ctypes.Structure):
     _fields_ = (
         *((name, _Integer) for name in ("n_slices", "n_envs", "n_steps", "width", "at_least", "stall_ns")),
         *((name, _Pointer) for name in ("bounds", "flags")),
         ("flag_stride", _Integer),
-        *((name, _Pointer) for name in ("bells", "step", "slot", "outcomes", "actions", "slots")),
+        *((name, _Pointer) for name in ("wake_ups", "step", "slot", "outcomes", "actions", "slots")),
         *((name, _Pointer) for name in ("driver", "stream", "event")),
         *((name, _Pointer) for name in ("ready", "intervals")),
         *((name, _Integer) for name in ("capacity", "first_slot", "state", "error", "n_ready", "n_intervals")),
@@ -71,21 +81,18 @@ class Driver(ctypes.Structure):
     _fields_ = tuple((name, _Pointer) for name in ("launch", "record", "query"))
 
 
-class _Waiting(ctypes.Structure):
-    _fields_ = (("asleep", _Pointer), ("semaphore", _Pointer), ("spin", _Integer), ("yields_core", _Integer))
+class Waiting(ctypes.Structure):
+    """How the trainer waits for environments: see `Doorbell.wait`."""
 
+    _fields_ = (
+        *((name, _Pointer) for name in ("asleep", "semaphore")),
+        *((name, _Integer) for name in ("spin", "yields_core", "progressed_at")),
+    )
 
-@dataclass(frozen=True)
-class Waiting:
-    """How the trainer waits for environments."""
-
-    ready: WakeUp
-    spin_seconds: float
-    yields_core: bool
-
-    def for_c(self) -> _Waiting:
-        """The same as a structure."""
-        return _Waiting(self.ready.asleep, self.ready.semaphore, int(self.spin_seconds * _NS), self.yields_core)
+    @staticmethod
+    def on(ready: WakeUp, spin_seconds: float, *, yields_core: bool) -> Waiting:
+        """On a doorbell that the workers ring."""
+        return Waiting(ready.asleep, ready.semaphore, int(spin_seconds * _NS), yields_core, 0)
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class Launcher:
     driver: Driver
     stream: int
     event: int
-    kept: Any = None  # what these belong to
+    owners: Any = None  # of these
 
     @staticmethod
     def cuda(stream: torch.cuda.Stream) -> Launcher:
@@ -110,29 +117,44 @@ class Launcher:
 @functools.cache
 def library() -> ctypes.CDLL | str:
     """The compiled loop, or the reason why there is none."""
-    compiler = shlex.split(os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "")
-    if not compiler:
-        return "no C compiler (cc) was found"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unidle"
-    source = _SOURCE.read_bytes()
-    target = cache / f"step_loop-{hashlib.sha256(source).hexdigest()[:16]}.so"
     try:
-        if not target.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cache) as folder:
-                built = Path(folder) / target.name
-                command = [*compiler, "-O2", "-shared", "-fPIC", "-pthread", "-o", str(built), str(_SOURCE)]
-                subprocess.run(command, check=True, capture_output=True, text=True)
-                built.replace(target)
-        if target.stat().st_uid != os.getuid():
-            return f"{target} belongs to another user"
-        loaded = ctypes.CDLL(str(target))  # releases the GIL
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).splitlines()
-        return f"its loop in C could not be compiled: {next((line for line in said if 'error' in line), str(error))}"
+        compiler = shlex.split(os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "")
+        if not compiler:
+            return "no C compiler (cc) was found"
+        try:
+            loaded = _load_cached(compiler)
+        except (OSError, RuntimeError):  # no home folder, one that cannot be written, or a file that cannot be loaded
+            with tempfile.TemporaryDirectory() as folder:
+                loaded = ctypes.CDLL(str(_compile(compiler, Path(folder) / "step_loop.so")))
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        stderr = (getattr(error, "stderr", None) or str(error)).splitlines()
+        return f"its loop in C could not be compiled: {next((line for line in stderr if 'error' in line), str(error))}"
     loaded.unidle_step.argtypes = [_Pointer, _Integer, _Integer, _Integer, _Pointer]
     loaded.unidle_step.restype = None
+    loaded.unidle_run_bytes.restype = _Integer
+    assert loaded.unidle_run_bytes() == ctypes.sizeof(_Run)
     return loaded
+
+
+def _load_cached(compiler: list[str]) -> ctypes.CDLL:
+    """Load it from the user's cache, where it is compiled first if there is none for this source and machine."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unidle"
+    machine = " ".join((platform.machine(), *platform.libc_ver()))  # a home folder may be that of several machines
+    key = hashlib.sha256(_SOURCE.read_bytes() + machine.encode()).hexdigest()[:16]
+    target = cache / f"step_loop-{key}.so"
+    if not target.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            _compile(compiler, Path(folder) / target.name).replace(target)
+    if target.stat().st_uid != os.getuid():
+        raise OSError(f"{target} belongs to another user")
+    return ctypes.CDLL(str(target))  # calls release the GIL
+
+
+def _compile(compiler: list[str], target: Path) -> Path:
+    command = [*compiler, "-O2", "-shared", "-fPIC", "-pthread", "-o", str(target), str(_SOURCE)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return target
 
 
 class StepLoop:
@@ -155,12 +177,12 @@ class StepLoop:
         n_slices, (n_steps, n_envs) = len(envs.bounds), slots[0].rollout.shape
         bounds, ready = np.array(envs.bounds, np.int64), np.zeros(n_slices, np.int64)
         self._intervals = np.zeros((_INTERVALS, 2), np.int64)
-        bells = (_Bell * n_slices)(*(_Bell(*wake_up) for wake_up in envs.wake_ups()))
-        own = (_Slot * len(slots))(*(_slot(slot, graph) for slot, graph in zip(slots, graphs)))
+        wake_ups = (_WakeUp * n_slices)(*(_WakeUp(*wake_up) for wake_up in envs.wake_ups()))
+        c_slots = (_Slot * len(slots))(*(_slot(slot, graph) for slot, graph in zip(slots, graphs)))
         self._schedule, self._n_slots = schedule, len(slots)
         self._steps, self._slot_of = np.zeros(n_slices, np.int64), np.zeros(n_slices, np.int64)  # [slice]
-        self._kept = (envs, slots, launcher, bounds, ready, bells, own)  # pointers lead into these
-        self._lane = _Lane(
+        self._keep_alive = (envs, slots, launcher, bounds, ready, wake_ups, c_slots)  # pointers lead into these
+        self._c_run = _Run(
             n_slices=n_slices,
             n_envs=n_envs,
             n_steps=n_steps,
@@ -170,12 +192,12 @@ class StepLoop:
             bounds=bounds.ctypes.data,
             flags=envs.flags.ctypes.data,
             flag_stride=envs.flags.strides[0],
-            bells=ctypes.addressof(bells),
+            wake_ups=ctypes.addressof(wake_ups),
             step=self._steps.ctypes.data,
             slot=self._slot_of.ctypes.data,
             outcomes=block.step_words.ctypes.data,
             actions=block.actions.ctypes.data,
-            slots=ctypes.addressof(own),
+            slots=ctypes.addressof(c_slots),
             driver=ctypes.addressof(launcher.driver),
             stream=launcher.stream,
             event=launcher.event,
@@ -184,12 +206,12 @@ class StepLoop:
             state=_NEEDS_PYTHON,
         )
         self._alone = (_Pointer * 1)(self.pointer)
-        self._waiting = Waiting(envs.ready, SPIN_SECONDS, envs.yields_core)
+        self._waiting = Waiting.on(envs.ready, SPIN_SECONDS, yields_core=envs.yields_core)
 
     @property
     def pointer(self) -> int:
         """For `step_all`."""
-        return ctypes.addressof(self._lane)
+        return ctypes.addressof(self._c_run)
 
     # -- one turn ------------------------------------------------------------------------------------------------------
 
@@ -198,42 +220,38 @@ class StepLoop:
 
         `records`: each inference, not only how long all of them took.
         """
-        lane, schedule = self._lane, self._schedule
+        run, schedule = self._c_run, self._schedule
         self._steps[:] = schedule.step
         if self._n_slots > 1:
             self._slot_of[:] = [rollout % self._n_slots for rollout in schedule.rollout]
-        lane.capacity = _INTERVALS if records else 0
-        lane.first_slot, lane.was_split, lane.n_acts, lane.n_intervals, lane.inference_ns = (
-            schedule.oldest % self._n_slots,
-            0,
-            0,
-            0,
-            0,
-        )
-        lane.since, lane.state = max(lane.since, sent_ns), _STEPPING
+        run.capacity = _INTERVALS if records else 0
+        run.first_slot, run.was_split = schedule.oldest % self._n_slots, 0
+        run.n_acts = run.n_intervals = run.inference_ns = 0
+        run.since = max(run.since, sent_ns)
+        run.state = _STEPPING
 
     def run(self, seconds: float) -> None:
         """Step for about so long, or until Python is needed; afterwards no inference is under way."""
-        self._step(self._alone, 1, int(seconds * _NS), 1, ctypes.byref(self._waiting.for_c()))
+        self._step(self._alone, 1, int(seconds * _NS), 1, ctypes.byref(self._waiting))
 
     @property
     def needs_python(self) -> bool:
         """Whether the next step is one that Python has to handle."""
-        return bool(self._lane.state == _NEEDS_PYTHON)
+        return bool(self._c_run.state == _NEEDS_PYTHON)
 
     @property
     def is_acting(self) -> bool:
         """Whether inference is under way: then its slices are not Python's to touch."""
-        return bool(self._lane.state == _ACTING)
+        return bool(self._c_run.state == _ACTING)
 
     def end(self) -> LoopTimes:
         """Take the environments back. RuntimeError if CUDA reported an error."""
-        lane = self._lane
-        if lane.error:
-            raise RuntimeError(f"CUDA error {lane.error} while actions were inferred")
-        lane.state = _NEEDS_PYTHON
+        run = self._c_run
+        if run.error:
+            raise RuntimeError(f"CUDA error {run.error} while actions were inferred")
+        run.state = _NEEDS_PYTHON
         self._schedule.step[:] = self._steps.tolist()
-        return LoopTimes(lane.n_acts, lane.inference_ns, self._intervals[: lane.n_intervals].tolist())
+        return LoopTimes(run.n_acts, run.inference_ns, self._intervals[: run.n_intervals].tolist())
 
 
 @dataclass(frozen=True)
@@ -261,8 +279,8 @@ def step_all(loops: Sequence[StepLoop], seconds: float, waiting: Waiting) -> Non
 
     Inference may then be under way.
     """
-    pointers, waits = (_Pointer * len(loops))(*(loop.pointer for loop in loops)), waiting.for_c()
-    loops[0]._step(pointers, len(loops), int(seconds * _NS), 0, ctypes.byref(waits))
+    pointers = (_Pointer * len(loops))(*(loop.pointer for loop in loops))
+    loops[0]._step(pointers, len(loops), int(seconds * _NS), 0, ctypes.byref(waiting))
 
 
 def _slot(slot: RolloutSlot, graph: int | None) -> _Slot:
@@ -284,12 +302,24 @@ def loop_unsupported(envs: HostEnvs, policy: AnyPolicy, capture: Capturer, *, on
         return "the environments are not in worker processes"
     if policy.state_size:
         return "the policy is recurrent"
-    if any(type(module).__module__.partition(".")[0] not in ("unidle", "torch") for module in policy.modules()):
-        return "the network may draw random numbers"  # which a graph that torch does not replay would repeat
-    if any(isinstance(module, torch.nn.modules.dropout._DropoutNd) for module in policy.modules()):
-        return "the network has dropout"
-    compiled = library()
-    if isinstance(compiled, str):
-        capture.fall_back("Collecting", RuntimeError(compiled), "runs in Python")
-        return compiled
+    if not all(map(_draws_nothing, policy.modules())):
+        return "the network may draw random numbers"  # a graph that torch does not replay would repeat them
+    reason = library()
+    if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
+        reason = f"torch {torch.__version__} does not give access to captured graphs"
+    if isinstance(reason, str):
+        runs_in_python(capture, reason)
+        return reason
     return None
+
+
+def runs_in_python(capture: Capturer, reason: str) -> None:
+    """Say so."""
+    capture.fall_back("Collecting", RuntimeError(reason), "runs in Python")
+
+
+def _draws_nothing(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    return kind.__module__.startswith("unidle.") or (
+        kind.__name__ in _LAYERS and kind is getattr(torch.nn, kind.__name__)
+    )

@@ -213,7 +213,7 @@ class ProcessPool:
         return [self._signals.go[owner].wake_up for owner in self._owner]
 
     @property
-    def is_undisturbed(self) -> bool:
+    def has_no_faults(self) -> bool:
         """Whether no environment has failed since its slice last stepped without a failure."""
         return self._fault_counter.is_zero and not self.faults and not self.restarted
 
