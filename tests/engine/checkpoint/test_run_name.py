@@ -56,9 +56,10 @@ def test_same_call_starts_stops_and_resumes_with_the_same_result() -> None:
 
 
 def test_same_command_starts_and_resumes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line([*COMMAND, "--run-name", "a", "--timesteps", "32"]) == 0
+    command = [flag for flag in COMMAND if flag != "--quiet"]
+    assert command_line([*command, "--run-name", "a", "--timesteps", "32"]) == 0
     assert "Resuming" not in capsys.readouterr().err
-    assert command_line([*COMMAND, "--run-name", "a", "--timesteps", "64", "--threads", "2"]) == 0
+    assert command_line([*command, "--run-name", "a", "--timesteps", "64", "--threads", "2"]) == 0
     assert "Resuming runs/a." in capsys.readouterr().err
     assert steps("runs/a") == [32, 64]
     config = unidle.load("runs/a").config

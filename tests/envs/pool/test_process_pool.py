@@ -446,7 +446,7 @@ def test_waiting_yields_core_unless_each_process_has_one(
 def test_pinned_workers_have_own_cores_and_rotate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("unidle.envs.pool.process_pool._ROTATE_SECONDS", math.inf)
+    monkeypatch.setattr("unidle.envs.pool.process_pool.ROTATE_SECONDS", math.inf)
     cores = sorted(os.sched_getaffinity(0))
     maker = env_maker("CartPole-v1")
     with closing(ProcessPool(maker, probe(maker, None), 3, 0, workers=3, pin_cores=True)) as pool:

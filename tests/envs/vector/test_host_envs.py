@@ -426,7 +426,7 @@ def cartpole_factory(kind: str) -> Callable[[], Any]:
 @pytest.mark.parametrize("kind", ["sync, next step", "async, same step", "sb3, one process"])
 def test_vector_envs_train_resume_and_evaluate(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     env = cartpole_factory(kind)
-    run = unidle.train(env, run_name="first", **SMALL)
+    run = unidle.train(env, run_name="first", **{**SMALL, "quiet": False})
     stderr = capsys.readouterr().err
     assert re.search(r"n_envs is 4, the number of environments that \S*<lambda> creates\.", stderr), stderr
     assert (run.config.recipe.n_envs, run.config.recipe.batch_size) == (4, 32)
