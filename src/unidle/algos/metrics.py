@@ -12,7 +12,8 @@ def stacked(metrics: Metrics) -> Tensor:
     """[metric] the values, on the device of the tensors."""
     tensors = [value for value in metrics.values() if isinstance(value, Tensor)]
     if all(tensor.is_cpu for tensor in tensors):  # the same, in a third of the time
-        return torch.tensor([float(value) for value in metrics.values()], dtype=torch.float32)
+        numbers = [float(value.detach() if isinstance(value, Tensor) else value) for value in metrics.values()]
+        return torch.tensor(numbers, dtype=torch.float32)
     device = tensors[0].device
     return torch.cat(
         [
