@@ -228,6 +228,7 @@ class StepLoop:
         run.first_slot, run.was_split = schedule.oldest % self._n_slots, 0
         run.n_acts = run.n_intervals = run.inference_ns = 0
         run.since = max(run.since, sent_ns)
+        self._waiting.progressed_at = run.since  # so that it does not sleep at once after a long update
         run.state = _STEPPING
 
     def run(self, seconds: float) -> None:

@@ -3,7 +3,7 @@
 One core is left to the trainer: if workers, which are always busy, shared it, every run would wait for the trainer. The
 workers of all runs together fill the other cores, so nearly every worker has a core to itself. That matters more than
 filling the gaps in which a run infers or learns with the steps of another run: a worker that takes turns with another
-process finds the caches cold, and steps at half the speed.
+process finds the caches cold, and steps much more slowly.
 
 Some cores have one worker more than others. A rollout waits for its slowest worker, so the workers take turns on these
 cores: one at a time moves from a core with more workers to one with fewer.
