@@ -93,6 +93,17 @@ def test_each_run_of_a_group_equals_the_run_alone_on_a_gpu(name: str) -> None:
     assert_members_equal_runs_alone(name, device="cuda")
 
 
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_runs_on_the_device_train_side_by_side(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidle.engine.sharing._BURSTS_AT_ONCE", at_once)
+    env, settings = settings_of("on the device", **ON_CPU)
+    order: list[str] = []
+    unidle.train(env, seeds=[1, 2, 3], after_iteration=[lambda context: order.append(context.folder.name)], **settings)
+    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert len(rounds) == 4
+    assert all(len(set(names)) == 3 for names in rounds)
+
+
 class StopEachAfter:
     """A callback that stops every run once all together have done some iterations."""
 

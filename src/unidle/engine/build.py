@@ -122,7 +122,7 @@ def build_parts(
         if engine.compile:
             collector.compile_steps()
         if in_one_graph:
-            loop = DeviceLoop(collector, algo, run.seed, timeline, capture)
+            loop = DeviceLoop(collector, algo, run.seed, timeline, capture, None if sharing is None else sharing.bursts)
     else:
         # This process launches GPU work, or learns while the environments step.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from unidle.config.machine import available_cores
 from unidle.engine.other_trainers import OtherTrainers
+from unidle.engine.turns import Slots
 from unidle.envs.pool.shared import SharedPools
 from unidle.envs.pool.signals import SharedDoorbell
 from unidle.envs.pool.worker_cores import WorkerCores
 
 _INFERENCES_AT_ONCE = 2
+_BURSTS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Sharing:
     # no room, so only as many may run at the same time as there are streams, each with its share of the GPU.
     inference: list[torch.cuda.Stream]
     others: OtherTrainers  # with which the group shares the machine's cores
+    # Runs whose environments are on the device: a few fill it, and more of them at the same time disturb each other.
+    bursts: Slots = field(default_factory=lambda: Slots(_BURSTS_AT_ONCE))
 
     @staticmethod
     def among(members: int, device: torch.device, others: OtherTrainers) -> Sharing:

@@ -19,7 +19,7 @@ from unidle.algos.run_to_end import run_to_end
 from unidle.config import Recipe
 from unidle.engine.collect.device import NODES_PER_STEP, DeviceCollector
 from unidle.engine.learn.finite import NonFinite, all_finite
-from unidle.engine.turns import Turns
+from unidle.engine.turns import Slots, Turns
 from unidle.envs.device.device_env import DeviceEnv, traits_of
 from unidle.rng import NOISE, SHUFFLE, reseed
 from unidle.timeline import LEARN, DeviceClock, Timeline
@@ -42,9 +42,18 @@ class DeviceLoop:
     """Runs iterations of `algo` on rollouts of `collector`, in bursts."""
 
     def __init__(
-        self, collector: DeviceCollector, algo: Algorithm, seed: int, timeline: Timeline, capture: Capturer
+        self,
+        collector: DeviceCollector,
+        algo: Algorithm,
+        seed: int,
+        timeline: Timeline,
+        capture: Capturer,
+        slots: Slots | None = None,
     ) -> None:
-        """No part of `collector` and `algo` may be captured separately. With an `after_gradient` hook, nothing is."""
+        """No part of `collector` and `algo` may be captured separately. With an `after_gradient` hook, nothing is.
+
+        `slots`: as many bursts of several runs may be on the device at the same time.
+        """
         capture = capture if algo.after_gradient is None else no_capture
         self._collector, self._algo, self._seed = collector, algo, seed
         device = algo.parameters.flat.device
@@ -59,6 +68,7 @@ class DeviceLoop:
         self._clock = DeviceClock(timeline) if device.type == "cuda" else None
         self._launched = torch.cuda.Event() if device.type == "cuda" else None  # a burst
         self._burst_length = 1  # iterations in the next one
+        self._slots = slots or Slots(1)
 
     def _iteration(self) -> None:
         algo = self._algo
@@ -102,14 +112,20 @@ class DeviceLoop:
 
         Returns how many, the metrics of the last one, and the first NaN or infinite value of an environment, if any.
         """
-        count, began = max(1, min(self._burst_length, limit)), perf_counter()
-        burst = partial(self._burst, first, count, batch, timesteps)
-        self._clock.launch(LEARN, burst) if self._clock else burst()
-        outcome = torch.cat((self._values.double(), self._non_finite.double()))
-        if self._launched is not None:
-            self._launched.record()
-            yield self._launched.query
-        values = outcome.tolist()  # waits for the device
+        yield from self._slots.take()
+        try:
+            count, began = max(1, min(self._burst_length, limit)), perf_counter()
+            burst = partial(self._burst, first, count, batch, timesteps)
+            self._clock.launch(LEARN, burst) if self._clock else burst()
+            outcome = torch.cat((self._values.double(), self._non_finite.double()))
+            if self._launched is None:
+                yield None
+            else:
+                self._launched.record()
+                yield self._launched.query
+            values = outcome.tolist()  # waits for the device
+        finally:
+            self._slots.give_back()
         if self._clock is not None:
             self._clock.read()
             seconds = (perf_counter() - began) / count
