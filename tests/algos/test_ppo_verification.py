@@ -237,3 +237,14 @@ def test_old_values_lie_inside_the_clip_range_and_on_both_sides() -> None:
     change = values - mixed.at(order).values
     shares = [float(part.float().mean()) for part in (change < -0.3, change.abs() < 0.3, change > 0.3)]
     assert shares == pytest.approx([1 / 3] * 3, abs=0.02)
+
+
+def test_errors_of_values_have_both_signs_and_do_not_cancel() -> None:
+    """Else the critic's gradient is a small difference of large sums, and rounding refuses a correct kernel."""
+    algo = untrained_algo(CPU)
+    (mixed, _), order, _ = proof_of(algo)
+    with moved_weights(algo), torch.no_grad():
+        _, values = algo.policy(mixed.at(order).obs)
+    errors = values - mixed.at(order).returns
+    assert 0.3 < float((errors > 0).float().mean()) < 0.7
+    assert float(errors.mean()) > 0.3 * float(errors.abs().mean())

@@ -89,7 +89,8 @@ def proof_batches(ppo: PPO, batch: Batch, order: Tensor, params: Parameters, val
     log_probs, _ = distribution.log_prob_and_entropy(params, actions)
     signs = spread(1.0, -1.0)
     advantages = 3 * signs * (0.75 + 0.5 * uniform()) + 0.75
-    errors = (1 + values.abs().mean()) * spread(1.0, -1.0, every=8) * (0.5 + uniform())
+    # More above than below: if they cancelled, rounding would decide the direction of their gradient.
+    errors = (1 + values.abs().mean()) * spread(1.5, -0.5, every=8) * (0.5 + uniform())
     limit = ppo.recipe.clip_range_vf
     old_values = values if limit is None else values - limit * spread(-2.0, 0.5, 2.0)
     # Far from the bounds, so that rounding does not decide what is clipped.
