@@ -1,7 +1,7 @@
 """Does `unidle sweep` find settings as good as rl-zoo's own search in the same wall time, and how many trials end?
 
     pip install --target zoo --no-deps rl_zoo3 sb3_contrib sb3-team-hf-integration huggingface_sb3 shimmy
-    pip install --target zoo pytablewriter huggingface_hub wasabi
+    pip install --target zoo --no-deps pytablewriter wasabi huggingface_hub httpx2 httpcore2 truststore fsspec filelock
     python benchmarks/sweep_quality.py --zoo zoo [--env CartPole-v1 --timesteps 20000 --minutes 3]
 
 One side is `unidle sweep --at-once 8` with its defaults, the other `rl_zoo3.train --optimize` with its defaults; both
@@ -35,6 +35,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import unidle
+from unidle.sweeps.folder import SweepFolder
+from unidle.sweeps.records import best_of
+from unidle.sweeps.study import Study
 
 FIRST_SEED, EPISODES = 1000, 100  # of the judgement
 SIDES = ("unidle", "rl-zoo")
@@ -94,6 +97,9 @@ def search(side: str, args: argparse.Namespace, folder: Path, seed: int) -> dict
     if not states["complete"]:
         raise SystemExit(f"{side} has finished no trial; give it more --minutes, or fewer --timesteps.")
     best = study.best_trial
+    if side == "unidle":
+        chosen = best_of(Study(SweepFolder.open(journal.parent)).records())
+        best = study.trials[chosen.number] if chosen is not None else best
     return {
         "trials": dict(states),
         "seconds": round(seconds, 1),

@@ -117,3 +117,13 @@ def test_best_trial_is_the_finished_one_with_the_highest_value(folder: SweepFold
     assert best is not None
     assert best.number == 0
     assert best_of([trials[2]]) is None
+
+
+def test_of_equally_good_trials_the_one_that_learned_sooner_is_best(folder: SweepFolder) -> None:
+    curves = {0: [20.0, 90.0, 500.0], 1: [200.0, 500.0, 500.0], 2: [30.0, 500.0, 500.0]}
+    trials = [
+        replace(trial(folder, number, 500.0), evaluations=dict(enumerate(curve))) for number, curve in curves.items()
+    ]
+    best = best_of(trials)
+    assert best is not None
+    assert best.number == 1

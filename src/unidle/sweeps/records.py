@@ -40,6 +40,12 @@ class TrialRecord:
         return tuple(merit(objective, value) for objective, value in zip(self.objectives, self.values))
 
     @property
+    def rank(self) -> tuple[tuple[float, ...], float, int]:
+        """Sorts finished trials; where several have the best return there is, the one that learned sooner is higher."""
+        evaluations = self.evaluations.values()
+        return self.merits, sum(evaluations) / max(1, len(evaluations)), -self.number
+
+    @property
     def values_in_words(self) -> list[str]:
         """The value of each objective, as text."""
         if not self.values:
@@ -55,14 +61,14 @@ class TrialRecord:
 def best_of(records: Iterable[TrialRecord]) -> TrialRecord | None:
     """The finished trial that is the best by the first objective."""
     known = [record for record in records if record.state == "finished" and record.values]
-    return max(known, key=lambda record: (record.merits, -record.number), default=None)
+    return max(known, key=lambda record: record.rank, default=None)
 
 
 def front_of(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """The finished trials that no other is better than (Pareto front), the best by the first objective first."""
     known = [record for record in records if record.state == "finished" and record.values]
     front = [record for record in known if not any(_dominates(other, record) for other in known)]
-    return sorted(front, key=lambda record: (record.merits, -record.number), reverse=True)
+    return sorted(front, key=lambda record: record.rank, reverse=True)
 
 
 def _dominates(one: TrialRecord, other: TrialRecord) -> bool:
