@@ -1,11 +1,12 @@
 """The JAX baseline of gpu_resident.py: PPO in the style of PureJaxRL, environment and learning in one `jit`.
 
-    python benchmarks/jax_ppo.py --n-envs 4096 [--updates 100] [--seconds 3] [--prng rbg]
+    python benchmarks/jax_ppo.py --n-envs 4096 [--runs 1] [--updates 100] [--seconds 3] [--prng rbg]
 
 The same work as unidle's: gymnax's CartPole, separate actor and critic of 64,64 tanh, 32 steps, 4 epochs of 4
 minibatches, Adam with gradients clipped to 0.5. `--prng rbg` selects JAX's generator that is faster on accelerators.
-Prints one line of JSON: steps per second of further calls, after the one that compiles, and the mean episode length at
-the end.
+`--runs` trains several seeds at once, each with its own environments, networks and minibatches, with `vmap`. Prints one
+line of JSON: steps per second of further calls, of all runs together, after the one that compiles, and the mean episode
+length at the end.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ def adam(params: Any, gradient: Any, state: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
+def train_all(n_envs: int, updates: int, carries: Any) -> tuple[Any, Any]:
+    """`train` for a batch of runs."""
+    return jax.vmap(partial(train, n_envs, updates))(carries)
+
+
 def train(n_envs: int, updates: int, carry: Any) -> tuple[Any, Any]:
     """Run the iterations; return the final state and the mean episode length of each."""
 
@@ -145,6 +151,7 @@ def main() -> None:
     """Compile, then measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n-envs", type=int, default=4096)
+    parser.add_argument("--runs", type=int, default=1, help="seeds trained at once")
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=3.0, help="calls are repeated for so long")
     parser.add_argument("--prng", choices=["threefry2x32", "rbg"], default="threefry2x32", help="random numbers")
@@ -153,18 +160,21 @@ def main() -> None:
     jax.config.update("jax_default_prng_impl", arguments.prng)
     n_envs, updates = arguments.n_envs, arguments.updates
     began = time.perf_counter()
-    carry, _ = jax.block_until_ready(train(n_envs, updates, init(n_envs, arguments.seed)))
+    train_for = partial(train_all if arguments.runs > 1 else jax.jit(train, static_argnums=(0, 1)), n_envs, updates)
+    first = [init(n_envs, arguments.seed + run) for run in range(arguments.runs)]
+    start = first[0] if arguments.runs == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *first)
+    carry, _ = jax.block_until_ready(train_for(start))
     compiled = time.perf_counter()
     calls, seconds = 0, 0.0
     while seconds < arguments.seconds:
-        carry, lengths = jax.block_until_ready(train(n_envs, updates, carry))
+        carry, lengths = jax.block_until_ready(train_for(carry))
         calls, seconds = calls + 1, time.perf_counter() - compiled
     print(
         json.dumps(
             {
-                "steps_per_second": n_envs * STEPS * updates * calls / seconds,
+                "steps_per_second": arguments.runs * n_envs * STEPS * updates * calls / seconds,
                 "first_call_seconds": compiled - began,
-                "mean_length": float(lengths[-1]),
+                "mean_length": float(lengths[..., -1].mean()),
                 "device": str(jax.devices()[0]),
                 "prng": arguments.prng,
                 "jax": jax.__version__,

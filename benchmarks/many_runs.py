@@ -1,12 +1,17 @@
 """Several runs on one GPU: a group in one process (`--seeds K`) against K processes, in one run, on one machine.
 
     python benchmarks/many_runs.py [--settings heavy fast] [--runs 4 8] [--seconds 12]
+    python benchmarks/many_runs.py --settings cartpole --sides one group wide jax --runs 4 16 64
+    python benchmarks/many_runs.py --settings sac --sides one group --runs 4 8
 
-PPO on HalfCheetah-v5, and on a CPU CartPole-v1. *one* is a single run, *processes* are K ordinary runs started
-together, *divided* the same with the cores divided among them (`--workers`), *mps* the same under NVIDIA MPS, *group*
-is one process with K seeds. *bare* only steps the environments of K runs, with random actions. Steps/s are those of
-all runs together, while all of them train: from `WARM_UP_S` after the last run's first iteration. Evaluation,
-checkpoints and TensorBoard are off. GPU is NVML's utilisation in that time.
+PPO on HalfCheetah-v5 (*fast*, *heavy*, *beast*), on 2,048 CartPoles on the GPU (*cartpole*) and on a CPU (*classic*),
+and SAC on HalfCheetah-v5 with one update per step (*sac*). *one* is a single run, *processes* are K ordinary runs
+started together, *divided* the same with the cores divided among them (`--workers`), *mps* the same under NVIDIA MPS,
+*group* is one process with K seeds. *bare* only steps the environments of K runs, with random actions. *wide* is one
+run with the environments and the minibatches of K, and *jax* is `jax_ppo.py` with `vmap` over K seeds, once with each
+of JAX's generators; the faster one counts. Steps/s are those of all runs together, while all of them train: from
+`WARM_UP_S` after the last run's first iteration. Evaluation, checkpoints and TensorBoard are off. GPU is NVML's
+utilisation in that time.
 """
 
 from __future__ import annotations
@@ -23,16 +28,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gpu_resident
 from machine import RESULTS, WARM_UP_S, provenance, save
 
-SETTINGS: dict[str, tuple[str, str]] = {  # preset and environment
-    "fast": ("fast", "HalfCheetah-v5"),
-    "heavy": ("heavy", "HalfCheetah-v5"),
-    "beast": ("beast", "HalfCheetah-v5"),
-    "classic": ("classic", "CartPole-v1"),
+# Environment, preset, and what differs from the preset.
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fast": ("HalfCheetah-v5", {"preset": "fast"}),
+    "heavy": ("HalfCheetah-v5", {"preset": "heavy"}),
+    "beast": ("HalfCheetah-v5", {"preset": "beast"}),
+    "cartpole": ("unidle/CartPole-v1", gpu_resident.settings(2048)),
+    "classic": ("CartPole-v1", {"preset": "classic"}),
+    "sac": ("HalfCheetah-v5", {"preset": "sac"}),
 }
-SIDES = ("one", "group", "processes", "divided", "mps", "bare")
-_TIMEOUT_S = 120.0  # until all runs train
+PROCESSES = ("processes", "divided", "mps")
+SIDES = ("one", "group", *PROCESSES, "bare", "wide", "jax")
+_TIMEOUT_S = 240.0  # until all runs train
+_JAX_UPDATES = 50  # of one call
 
 
 class Marks:
@@ -57,15 +68,14 @@ class Marks:
         (self._folder / f"marks-{os.getpid()}.json").write_text(json.dumps(list(self._marks.values())))
 
 
-def train(preset: str, env: str, folder: Path, seeds: str, workers: int | None) -> None:
+def train(name: str, folder: Path, seeds: str, changes: dict[str, Any]) -> None:
     """Train in this process until the file `stop` appears in `folder`."""
     import unidle
 
     marks, chosen = Marks(folder), [int(seed) for seed in seeds.split(",")]
-    settings: dict[str, Any] = {"timesteps": 10**9, "eval_every": 0, "checkpoint_every": 10**12, "tensorboard": False}
-    settings |= {"runs_dir": str(folder / "runs"), "quiet": True, "after_iteration": [marks], "preset": preset}
-    if workers is not None:
-        settings["workers"] = workers
+    env, settings = SETTINGS[name]
+    settings = {**settings, "timesteps": 10**12, "eval_every": 0, "checkpoint_every": 10**12, "tensorboard": False}
+    settings |= {"runs_dir": str(folder / "runs"), "quiet": True, "after_iteration": [marks], **changes}
     if len(chosen) == 1:
         unidle.train(env, seed=chosen[0], **settings)
     else:
@@ -102,16 +112,20 @@ def measure(side: str, name: str, runs: int, seconds: float) -> dict[str, float]
     """Steps per second of all runs together, and the GPU's utilisation."""
     import torch
 
-    preset, env = SETTINGS[name]
-    runs = 1 if side == "one" else runs
+    cores, changes = len(os.sched_getaffinity(0)), dict[str, Any]()
+    if side in ("divided", "mps"):
+        changes["workers"] = max(1, -(-(cores - 1) // runs))
+    if side == "wide":
+        changes = {key: SETTINGS[name][1][key] * runs for key in ("n_envs", "batch_size")}
+    runs = runs if side in ("group", *PROCESSES) else 1
     seeds = [",".join(map(str, range(runs)))] if side == "group" else [str(seed) for seed in range(runs)]
-    cores = len(os.sched_getaffinity(0))
-    extra = [str(max(1, -(-(cores - 1) // runs)))] if side in ("divided", "mps") else []
     with tempfile.TemporaryDirectory() as temporary:
         folder, environ = Path(temporary), dict(os.environ)
         if side == "mps":
             environ |= start_mps(folder)
-        commands = [[sys.executable, __file__, "--one", preset, env, temporary, chosen, *extra] for chosen in seeds]
+        commands = [
+            [sys.executable, __file__, "--one", name, temporary, chosen, json.dumps(changes)] for chosen in seeds
+        ]
         use = GpuUse() if torch.cuda.is_available() else None
         processes = [
             subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=(folder / "errors").open("ab"))
@@ -174,9 +188,9 @@ def step_bare(name: str, runs: int, seconds: float) -> dict[str, float]:
     from unidle.envs.pool.process_pool import ProcessPool
     from unidle.envs.probe import probe
 
-    preset, env = SETTINGS[name]
+    env, settings = SETTINGS[name]
     maker = env_maker(env)
-    env_spec, n_envs = probe(maker), runs * int(load_preset(preset).values["n_envs"])
+    env_spec, n_envs = probe(maker), runs * int(load_preset(settings["preset"]).values["n_envs"])
     workers = max(1, len(os.sched_getaffinity(0)) - 1)
     pool = ProcessPool(maker, env_spec, n_envs, 0, min(workers, n_envs), slices=2)
     try:
@@ -194,6 +208,18 @@ def step_bare(name: str, runs: int, seconds: float) -> dict[str, float]:
         pool.close()
 
 
+def run_jax(runs: int, seconds: float) -> dict[str, float]:
+    """Steps per second of as many runs of the JAX program, batched with `vmap`."""
+    n_envs = SETTINGS["cartpole"][1]["n_envs"]
+    command = [sys.executable, str(Path(__file__).with_name("jax_ppo.py")), "--runs", str(runs)]
+    command += ["--n-envs", str(n_envs), "--updates", str(_JAX_UPDATES), "--seconds", str(seconds), "--prng"]
+    rates = {}
+    for prng in ("threefry2x32", "rbg"):
+        done = subprocess.run([*command, prng], stdout=subprocess.PIPE, text=True, check=True)
+        rates[prng] = json.loads(done.stdout.splitlines()[-1])["steps_per_second"]
+    return {"steps_per_second": max(rates.values()), **rates}
+
+
 def start_mps(folder: Path) -> dict[str, str]:
     """Start NVIDIA MPS under a private directory; returns what its clients need in their environment."""
     pipes, logs = folder / "mps", folder / "mps-log"
@@ -209,14 +235,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=["fast", "heavy", "beast"])
     parser.add_argument("--runs", nargs="+", type=int, default=[4, 8])
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["one", "group", *PROCESSES, "bare"])
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        preset, env, folder, seeds, *workers = arguments.one
-        train(preset, env, Path(folder), seeds, int(workers[0]) if workers else None)
+        name, folder, seeds, changes = arguments.one
+        train(name, Path(folder), seeds, json.loads(changes))
         return
     path = arguments.out / "many_runs.json"
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
@@ -230,8 +256,12 @@ def main() -> None:
                 print("NVIDIA MPS is not installed here", file=sys.stderr)
                 continue
             for runs in [1] if side == "one" else arguments.runs:
-                chosen = step_bare(name, runs, arguments.seconds) if side == "bare" else None
-                measured = chosen or measure(side, name, runs, arguments.seconds)
+                if side == "bare":
+                    measured = step_bare(name, runs, arguments.seconds)
+                elif side == "jax":
+                    measured = run_jax(runs, arguments.seconds)
+                else:
+                    measured = measure(side, name, runs, arguments.seconds)
                 row["measured"][f"{side} {runs}"] = measured
                 save("many_runs", result, arguments.out)
                 base = row["measured"].get("one 1", measured)["steps_per_second"]
