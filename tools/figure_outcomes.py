@@ -36,6 +36,30 @@ def drop_in_learning() -> str:
 
 
 @table
+def drop_in_speed() -> str:
+    """Speed of one script with either import, on a CPU."""
+    measured = results("drop_in")["speed cpu"]
+    body = []
+    for name, task in measured.items():
+        speeds = [number(task[side]["steps_per_second"]) for side in ("unidle", "sb3", "sb3, 1 thread")]
+        body.append([name, *speeds, f"{number(task['ratio'], 1)} ×"])
+    heads = ["", "unidle, steps/s", "SB3, steps/s", "SB3 with one thread", "against the faster one"]
+    return sourced(rows(heads, *body), source("drop_in.py", "drop_in", measured))
+
+
+@table
+def drop_in_cpu_time() -> str:
+    """CPU time of one script with either import and the default settings, on one thread."""
+    measured = results("drop_in")["cpu"]
+    body = [
+        [name.split()[0], *(f"{number(task[what]['ratio'], 1)} ×" for what in ("learn", "start"))]
+        for name, task in measured.items()
+    ]
+    heads = ["default settings", "`learn`", "a script of 1,000 steps"]
+    return sourced(rows(heads, *body), source("drop_in.py", "drop_in", measured))
+
+
+@table
 def sb3_suite() -> str:
     """How many of Stable-Baselines3's own tests pass, for each file."""
     result = results("sb3_suite")

@@ -126,22 +126,40 @@ def speed_on_a_gpu() -> str:
 
 @table
 def several_seeds() -> str:
-    """Runs of a group against one run and against processes under NVIDIA MPS, all steps together."""
-    result = results("many_runs")
-    body = []
-    for name in ("fast", "heavy", "beast"):
-        measured = result[name]["measured"]
-        one = measured["one 1"]["steps_per_second"]
-        for side in sorted(filter(lambda side: side.startswith(("one", "group")), measured), key=_runs_of):
-            runs = _runs_of(side)
-            rate, gpu = measured[side]["steps_per_second"], measured[side]["gpu_percent"] / 100
-            others = [measured.get(f"{other} {runs}", {}).get("steps_per_second") for other in ("mps", "bare")]
-            cells = [number(other) if other else "" for other in others] if runs > 1 else ["", ""]
-            body.append([f"`{name}`", str(runs), number(rate), f"{number(rate / one, 2)} ×", percent(gpu), *cells])
-    heads = ["HalfCheetah-v5, preset", "seeds", "steps/s in all", "against one run", "GPU in use"]
-    return sourced(
-        rows([*heads, "as many processes under MPS", "only stepping"], *body), source("many_runs.py", "many_runs")
+    """Runs of a group on HalfCheetah against one run, and against processes under NVIDIA MPS, all steps together."""
+    return _groups(
+        {"fast": "PPO, `fast`", "heavy": "PPO, `heavy`", "beast": "PPO, `beast`", "sac": "SAC, `sac`"},
+        "HalfCheetah-v5",
+        {"mps": "as many processes under MPS", "bare": "only stepping"},
     )
+
+
+@table
+def several_seeds_on_the_device() -> str:
+    """Runs of a group with environments on the GPU against one run, and against JAX's `vmap` over seeds."""
+    return _groups({"cartpole": "64,64 tanh"}, "2,048 CartPoles per run", {"jax": "as many seeds in JAX, with `vmap`"})
+
+
+def _groups(settings: dict[str, str], task: str, others: dict[str, str]) -> str:
+    """Rows for one run and for groups, with a column for each of the other sides that was measured."""
+    result = results("many_runs")
+    measured = {name: result[name]["measured"] for name in settings}
+    others = {
+        side: head
+        for side, head in others.items()
+        if any(key.startswith(side) for row in measured.values() for key in row)
+    }
+    body = []
+    for name, of_setting in measured.items():
+        one = of_setting["one 1"]["steps_per_second"]
+        for side in sorted(filter(lambda side: side.startswith(("one", "group")), of_setting), key=_runs_of):
+            runs = _runs_of(side)
+            rate, gpu = of_setting[side]["steps_per_second"], of_setting[side]["gpu_percent"] / 100
+            found = [of_setting.get(f"{other} {runs}") if runs > 1 else None for other in others]
+            cells = [number(other["steps_per_second"]) if other else "" for other in found]
+            body.append([settings[name], str(runs), number(rate), f"{number(rate / one, 2)} ×", percent(gpu), *cells])
+    heads = [task, "seeds", "steps/s in all", "against one run", "GPU in use", *others.values()]
+    return sourced(rows(heads, *body), source("many_runs.py", "many_runs"))
 
 
 def _runs_of(side: str) -> int:
