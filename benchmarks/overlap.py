@@ -9,7 +9,7 @@ The policy at the end of training is evaluated with the mode action over 20 epis
 lower 95 % bound of the difference of inter-quartile means lies above −2 % of (off − random policy).
 
 The statistical power is reported too: the chance of "no worse" if both sides were drawn from off's returns. If it is
-small, "not shown" says nothing about overlap.
+small, "inconclusive" says nothing about overlap.
 """
 
 from __future__ import annotations
@@ -159,11 +159,11 @@ def main() -> None:
             row |= {"strict_iqm": verdict.pop("unidle_iqm"), "off_iqm": verdict.pop("sb3_iqm"), **verdict}
             row["chance"] = chance_of_no_worse(off, row["margin"])
             save("overlap", result, arguments.out)
-    heads = ("steps", "strict", "off", "random", "allowed", "lower 95 %")
+    heads = ("steps", "strict", "off", "random", "margin", "lower 95 %")
     print(f"{'task':<30}" + "".join(f"{head:>12}" for head in heads) + "  verdict")
     for task, row in result["tasks"].items():
         figures = [row["strict_iqm"], row["off_iqm"], row["random"], row["margin"], row["lower_95"]]
-        outcome = "no worse" if row["no_worse"] else "not shown"
+        outcome = "no worse" if row["no_worse"] else "inconclusive"
         steps = row["settings"]["timesteps"]
         verdict_text = f"  {outcome} (chance if equal: {row['chance']:.0%})"
         print(f"{task:<30}{steps:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + verdict_text)

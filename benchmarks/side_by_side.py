@@ -267,7 +267,7 @@ def print_table(result: dict[str, Any]) -> None:
     heads = ("steps", "seeds", "unidle", "SB3", "random", "lower 95 %", "margin")
     print(f"{'task':<34}" + "".join(f"{head:>12}" for head in heads) + "  verdict")
     for task, row in result["tasks"].items():
-        verdict = "no worse" if row["no_worse"] else "not shown"
+        verdict = "no worse" if row["no_worse"] else "inconclusive"
         figures = (row["unidle_iqm"], row["sb3_iqm"], row["random"], row["lower_95"], row["margin"])
         counts = f"{row['timesteps']:>12,}{len(row['unidle']):>12}"
         print(f"{task:<34}{counts}" + "".join(f"{figure:>12.1f}" for figure in figures) + f"  {verdict}")

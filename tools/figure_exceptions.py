@@ -46,7 +46,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     ),
     "docs/learning.md": (
         "The *95 % interval*",
-        "*allowed*: −2 % of",
+        "*margin*: −2 % of",
         "It was −5 % when",
         "100 for DQN on LunarLander",
         "of one tenth of training reaches 500",

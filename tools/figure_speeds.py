@@ -27,7 +27,7 @@ def speed_in_short() -> str:
 
     first, last = (seconds[side]["median_seconds"] for side in ("unidle", "sb3"))
     return rows(
-        ["PPO on", "unidle", "the other side", "faster by"],
+        ["PPO on", "unidle", "compared with", "faster by"],
         row(
             f"HalfCheetah-v5, 64 environments, 1024,512,512,256 (preset `beast`), {gpu}"
             + (", evaluation and checkpoints included" if beast else ""),
@@ -52,7 +52,7 @@ def speed_in_short() -> str:
             last / first,
         ),
         row(
-            f"crawling a website with 50 ms latency, 2,048 episodes at once against {processes(crawling)}, {gpu}",
+            f"a website with 50 ms latency, crawled by 2,048 concurrent episodes against {processes(crawling)}, {gpu}",
             "steps/s",
             [crawling[side]["steps_per_second"] for side in ("unidle 2048", best_sb3(crawling))],
             "Stable-Baselines3",
@@ -96,7 +96,7 @@ def speed_on_a_gpu() -> str:
 
     off = ["the same with `--overlap off`", cell(beast["off"]), "", times(ratio(beast["off"], sb3["beast"]))]
     other = "`beast` with 1024 × 32 steps instead of 64 × 512 (a different recipe)"
-    widest = [other, cell(wide), "", f"{number(ratio(wide, sb3['beast']), 1)} times SB3's `beast`"]
+    widest = [other, cell(wide), "", f"{number(ratio(wide, sb3['beast']), 1)} times SB3 with `beast`"]
     if "beast" in measured:
         off = compared_with_sb3(measured["beast"], off[0], "off")
         widest[0], widest[2] = f"{other}, training loop only", cell(sb3["beast"])

@@ -156,7 +156,7 @@ def test_crawling_is_compared_with_fastest_sb3_and_all_sides_are_shown(monkeypat
         figure_speeds, "results", lambda name: measured if name == "io_bound_gpu" else figure_values.results(name)
     )
     short = TABLES["speed-in-short"]()
-    assert "2,048 episodes at once against 512 processes with selectolax" in short
+    assert "2,048 concurrent episodes against 512 processes with selectolax" in short
     assert "9,000 steps/s | 3,000 steps/s, Stable-Baselines3 | [3.0 ×]" in short
     assert (
         "against 512 processes with selectolax, network and epochs of `max-gpu` | 9,000" in TABLES["speed-on-a-gpu"]()
