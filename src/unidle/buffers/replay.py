@@ -247,5 +247,5 @@ def uniform_integers(bound: Tensor, shape: tuple[int, ...], generator: torch.Gen
 
 
 def gather_obs(obs: Tensor, cells: Tensor) -> Tensor:
-    """Observations [B, obs_bytes], gathered as 8-byte words: the cost of a gather is per element."""
+    """obs[cells], [B, .., obs_bytes], gathered as 8-byte words: the cost of a gather is per element."""
     return obs.view(torch.int64).index_select(0, cells).view(torch.uint8)
