@@ -84,12 +84,15 @@ def test_image_is_converted_in_one_operation(shape: tuple[int, ...]) -> None:
     assert plain.sizes.count(images.numel()) == 2  # to floats, and divided
 
 
+@pytest.mark.parametrize("kind", ["nature", "impala"])
 @pytest.mark.parametrize("shape", [(84, 84, 4), (3, 50, 41), (40, 36), (12, 35, 3), (2, 8, 8)])
-def test_encoder_with_channels_last_gives_features_and_gradients_of_plain_one(shape: tuple[int, ...]) -> None:
+def test_encoder_with_channels_last_gives_features_and_gradients_of_plain_one(
+    shape: tuple[int, ...], kind: str
+) -> None:
     torch.manual_seed(0)
     axes = image_axes(shape)
     assert axes is not None
-    encoder = ImageEncoder(shape, *axes).double()
+    encoder = ImageEncoder(shape, *axes, kind).double()
     image = random_images(4, *axes)
     plain = encoder.convolutions(image.double() / 255)
     fast = convolve_images(image, encoder.convolutions, torch.float64)
@@ -116,13 +119,14 @@ def test_layers_after_first_convolution_keep_channels_last(shape: tuple[int, ...
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("in_bf16", "tolerance"), [(False, 2e-3), (True, 2e-2)])
+@pytest.mark.parametrize(("in_bf16", "tolerance"), [(False, 6e-3), (True, 5e-2)])
+@pytest.mark.parametrize("kind", ["nature", "impala"])
 @pytest.mark.parametrize("shape", [(84, 84, 4), (4, 84, 84), (12, 12, 3)])
-def test_features_on_gpu_are_those_on_cpu(shape: tuple[int, ...], in_bf16: bool, tolerance: float) -> None:
+def test_features_on_gpu_are_those_on_cpu(shape: tuple[int, ...], kind: str, in_bf16: bool, tolerance: float) -> None:
     torch.manual_seed(0)
     axes = image_axes(shape)
     assert axes is not None
-    encoder, images = ImageEncoder(shape, *axes), random_images(16, *shape)
+    encoder, images = ImageEncoder(shape, *axes, kind), random_images(16, *shape)
     expected = encoder(images)
     encoder.cuda()
     with torch.autocast("cuda", torch.bfloat16, enabled=in_bf16, cache_enabled=False):

@@ -8,17 +8,23 @@ from torch import Tensor, nn
 from unidle.nn.mlp import Mlp, orthogonal
 from unidle.nn.pixels import convolve_images
 
+_N_FEATURES = {"nature": 512, "impala": 256}
+
 
 class ImageEncoder(nn.Module):
-    """uint8 images [.., *shape] → features [.., 512]; the Nature CNN, or 3×3 convolutions for small images."""
+    """uint8 images [.., *shape] → features [.., n_features].
 
-    n_features = 512
+    `kind` nature is the CNN of Mnih et al. 2015, or 3×3 convolutions for small images; impala is the residual network
+    of Espeholt et al. 2018.
+    """
 
-    def __init__(self, shape: tuple[int, ...], channels: int, height: int, width: int) -> None:
+    def __init__(self, shape: tuple[int, ...], channels: int, height: int, width: int, kind: str = "nature") -> None:
         super().__init__()
+        self.n_features = _N_FEATURES[kind]
         self._shape = shape
         self._channels_last = len(shape) == 3 and shape[2] == channels and shape[0] != channels
-        self.convolutions = nn.Sequential(*_nature(channels, min(height, width)), nn.Flatten())
+        layers = _impala(channels) if kind == "impala" else _nature(channels, min(height, width))
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
         with torch.no_grad():
             n_flat = self.convolutions(torch.zeros(1, *self._as_image(torch.zeros(1, *shape)).shape[1:])).shape[1]
         self.project = Mlp(orthogonal(nn.Linear(n_flat, self.n_features)), nn.ReLU())
@@ -51,3 +57,25 @@ def _nature(channels: int, side: int) -> list[nn.Module]:
         layers += [orthogonal(nn.Conv2d(channels, n_outputs, kernel, stride, padding)), nn.ReLU(inplace=True)]
         channels = n_outputs
     return layers
+
+
+class _Residual(nn.Module):
+    """x + conv(relu(conv(relu(x))))"""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, values: Tensor) -> Tensor:
+        hidden: Tensor = self.second(self.first(values.relu()).relu_())
+        return values + hidden
+
+
+def _impala(channels: int) -> list[nn.Module]:
+    """Figure 3 of Espeholt et al. 2018 (right), with PyTorch's initial weights."""
+    layers: list[nn.Module] = []
+    for n_outputs in (16, 32, 32):
+        layers += [nn.Conv2d(channels, n_outputs, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+        layers += [_Residual(n_outputs), _Residual(n_outputs)]
+        channels = n_outputs
+    return [*layers, nn.ReLU(inplace=True)]
