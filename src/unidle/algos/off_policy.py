@@ -22,6 +22,7 @@ from unidle.algos.metrics import Metrics
 from unidle.algos.micro_batches import AfterGradient, Loss, MicroBatches
 from unidle.algos.random_shift import RandomShift
 from unidle.algos.schedules import schedules_of
+from unidle.buffers.frames import Frames
 from unidle.buffers.replay import Transitions
 from unidle.buffers.rollout import Rollout
 from unidle.config import OffPolicyRecipe
@@ -134,6 +135,7 @@ class OffPolicy:
             n_tasks=rule.n_tasks,
             tasks_of=policy.tasks if rule.n_tasks > 1 else None,
             report=report,
+            frames=Frames.of(policy.obs_layout),
         )
         changes = [*rule.changes, *self.experience.changes]
         capture_updates = no_capture if has_hook else capture
