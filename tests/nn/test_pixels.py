@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unidle.nn.cnn import ImageEncoder
-from unidle.nn.pixels import convolve_images
+from unidle.nn.pixels import ImageKernels, convolve_images, image_kernels
 from unidle.spaces.observations import image_axes
 
 # Kernel, stride and padding: whole blocks, more than two blocks, no whole blocks, padding, no stride.
@@ -116,6 +118,30 @@ def test_layers_after_first_convolution_keep_channels_last(shape: tuple[int, ...
             )
     convolve_images(random_images(2, *axes), encoder.convolutions, torch.float32)
     assert layouts == [True, True, True]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs kernels on the CPU, in the interpreter")
+@pytest.mark.parametrize("shape", [(36, 40, 4), (3, 37, 45), (2, 8, 8)])
+def test_kernels_give_features_and_gradients_of_plain_encoder(shape: tuple[int, ...]) -> None:
+    pytest.importorskip("triton")
+    from unidle.kernels.triton.image_convolution import convolution_relu, image_blocks
+
+    torch.manual_seed(0)
+    axes = image_axes(shape)
+    assert axes is not None
+    encoder, image = ImageEncoder(shape, *axes), random_images(2, *axes)
+    plain = encoder.convolutions(image.float() / 255)
+    kernels = ImageKernels(image_blocks, convolution_relu)
+    fused = convolve_images(image, encoder.convolutions, torch.float32, kernels)
+    torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-5)
+    weighting, parameters = torch.randn_like(plain), list(encoder.convolutions.parameters())
+    for found, expected in zip(*(torch.autograd.grad((y * weighting).sum(), parameters) for y in (fused, plain))):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+def test_kernels_work_on_this_gpu() -> None:
+    assert image_kernels() is not None
 
 
 @pytest.mark.gpu

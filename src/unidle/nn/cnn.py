@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from unidle.nn.mlp import Mlp, orthogonal
-from unidle.nn.pixels import convolve_images
+from unidle.nn.pixels import convolve_images, image_kernels
 
 _N_FEATURES = {"nature": 512, "impala": 256}
 
@@ -41,7 +41,7 @@ class ImageEncoder(nn.Module):
         image = self._as_image(pixels.reshape(-1, *self._shape))
         if image.is_cuda:
             dtype = torch.bfloat16 if torch.is_autocast_enabled("cuda") else torch.float32
-            convolved = convolve_images(image, self.convolutions, dtype)
+            convolved = convolve_images(image, self.convolutions, dtype, image_kernels())
         else:
             convolved = self.convolutions(image.float() / 255.0)
         features: Tensor = self.project(convolved)
