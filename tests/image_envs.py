@@ -50,3 +50,27 @@ class DirectedEpisodes(gymnasium.Env):
         return self._rng.integers(0, 2 if isinstance(space, spaces.MultiBinary) else 256, space.shape).astype(
             space.dtype
         )
+
+
+class BrightQuadrant(gymnasium.Env):
+    """One quadrant of a noisy image is brighter; naming it earns 1. An episode is 16 images."""
+
+    observation_space = spaces.Box(0, 255, (16, 16), np.uint8)
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._image(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        reward = float(action == self._bright)
+        self._steps += 1
+        return self._image(), reward, False, self._steps == 16, {}
+
+    def _image(self) -> np.ndarray:
+        self._bright = int(self.np_random.integers(4))
+        image = self.np_random.integers(0, 100, (16, 16), np.uint8)
+        down, right = divmod(self._bright, 2)
+        image[8 * down : 8 * down + 8, 8 * right : 8 * right + 8] += 100
+        return image
