@@ -1,4 +1,7 @@
-"""PPO learns small environments with every action and observation space, with masks, and with recurrence."""
+"""PPO learns small environments with every action and observation space, with masks, and with recurrence.
+
+SAC and DQN learn from images.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from identity_envs import ActionIdentityEnv, CueMemoryEnv, MaskedActionsEnv, ObservationIdentityEnv
+from image_envs import BrightQuadrant
 
 import unidle
 
@@ -83,6 +87,32 @@ def test_ppo_learns_to_classify_observations_of_each_space(name: str, tmp_path: 
     rate = {"learning_rate": 1e-3} if "image" in name or name == "Dict" else {}
     settings = {**scaled, **rate, "timesteps": 30_000}
     assert best_return(lambda: ObservationIdentityEnv(space), tmp_path, 15.2, **settings) >= 15.2
+
+
+@pytest.mark.parametrize("algo", ["sac", "dqn"])
+def test_off_policy_algorithms_learn_from_stacked_and_shifted_images(algo: str, tmp_path: Path) -> None:
+    settings = {
+        **{name: value for name, value in SMALL.items() if name not in ("preset", "n_epochs")},
+        "preset": algo,
+        "n_envs": 4,
+        "n_steps": 4,
+        "batch_size": 32,
+        "learning_rate": 1e-3,
+        "timesteps": 4000,
+        "buffer_size": 1000,
+        "learning_starts": 200,
+        "utd_ratio": 0.25,
+        "eval_every": 500,
+        "target_return": 14.4,
+        **({"exploration_fraction": 0.1} if algo == "dqn" else {"target_entropy": 0.1}),
+    }
+    run = unidle.train(BrightQuadrant, runs_dir=str(tmp_path), frame_stack=2, random_shift=2, **settings)
+    assert run.summary()["best_evaluation"] >= 14.4  # of 16
+
+
+def test_impala_encoder_learns_from_images(tmp_path: Path) -> None:
+    settings = {"encoder": "impala", "n_epochs": 4, "learning_rate": 1e-3, "eval_every": 1024, "timesteps": 20_000}
+    assert best_return(BrightQuadrant, tmp_path, 14.4, **settings) >= 14.4
 
 
 @pytest.mark.parametrize("in_observation", [False, True], ids=["info", "observation"])

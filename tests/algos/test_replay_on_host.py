@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 import unidle
 from unidle.algos.capturing import no_capture
 from unidle.algos.experience_replay import ExperienceReplay, Updates
 from unidle.buffers import placement as subject
+from unidle.buffers.frames import Frames
 from unidle.buffers.prefetch import Prefetch
 from unidle.buffers.replay import Replay, Transitions
 from unidle.buffers.rollout import Rollout
@@ -22,6 +26,7 @@ from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.cuda_graphs import Capture
 from unidle.errors import UsageError
+from unidle.spaces.observations import ObservationLayout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GIB = 2**30
@@ -124,6 +129,19 @@ def test_placement_follows_free_gpu_memory_and_is_reported(monkeypatch: pytest.M
             "need 1.0 GiB, but the GPU has 0.9 GiB free."
         ],
     )
+
+
+def test_stacked_frames_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand stacks of four 84 × 84 images: 2.6 GiB whole, 0.7 GiB as frames."""
+    layout = ObservationLayout.of(spaces.Box(0, 255, (4, 84, 84), np.uint8))
+    frames = Frames(replace(layout, frame_stack=4, stack_axes=(0,)))
+    set_free_memory(GIB, monkeypatch)
+    messages: list[str] = []
+    arguments = DQNRecipe(buffer_size=100_000), layout.obs_bytes, 1, CUDA, 1, Capture(CUDA, messages.append).fall_back
+    assert not subject.fits_only_on_host(*arguments, frames)
+    assert messages == []
+    assert subject.fits_only_on_host(*arguments)
+    assert "need 2.6 GiB" in messages[0]
 
 
 def test_buffer_that_fits_nowhere_is_rejected_with_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ NON_DEFAULT: dict[str, Any] = {
     "learning_starts": 7,
     "utd_ratio": 0.5,
     "n_step": 3,
+    "random_shift": 4,
     "per": True,
     "per_alpha": 0.5,
     "per_beta": 0.5,
@@ -85,7 +86,9 @@ SAC_AND_TD3 = ["n_critics", "action_limit"]
 TD3_ONLY = ["policy_delay", "target_policy_noise", "target_noise_clip", "exploration_noise"]
 SAC_ONLY = ["weight_init", "ent_coef_init", "target_entropy", "value_limit", "n_tasks", "use_sde_at_warmup"]
 DQN_ONLY = ["double_dqn", "dueling", "target_update_interval", "exploration_final_eps", "exploration_fraction"]
-OFF_POLICY = ["buffer_size", "learning_starts", "utd_ratio", "n_step", "per", "per_alpha", "per_beta", "tau"]
+OFF_POLICY = [
+    *("buffer_size", "learning_starts", "utd_ratio", "n_step", "random_shift", "per", "per_alpha", "per_beta", "tau"),
+]
 OWNERS = {
     **{name: ["ppo"] for name in PPO_ONLY},
     **{name: ["ppo", "sac"] for name in PPO_AND_SAC},
@@ -100,7 +103,7 @@ ONLY_WITH_SDE = {"sde_sample_freq", "use_expln", "log_std_init", "use_sde_at_war
 SHARED = {
     *("algo", "n_envs", "n_steps", "batch_size", "net_arch", "activation", "network", "adam_eps"),
     *("learning_rate", "lr_schedule", "gamma", "max_grad_norm", "discretize", "overlap", "precision"),
-    *("optimizer", "adam_betas", "rmsprop_alpha", "momentum", "weight_decay", "action_masks"),
+    *("optimizer", "adam_betas", "rmsprop_alpha", "momentum", "weight_decay", "action_masks", "encoder"),
 }
 
 

@@ -22,6 +22,8 @@ MIXED_ACTIONS = spaces.Dict(turn=spaces.MultiDiscrete([2, 5, 3]), push=spaces.Bo
 TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "CartPole": ("CartPole-v1", {"normalize_obs": True, "normalize_reward": True}),
     "images": (lambda: ObservationIdentityEnv(IMAGES), {}),
+    "images in bfloat16": (lambda: ObservationIdentityEnv(IMAGES), {"precision": "bf16"}),
+    "images, IMPALA": (lambda: ObservationIdentityEnv(IMAGES), {"encoder": "impala"}),
     "mixed discrete and continuous actions": (lambda: ActionIdentityEnv(MIXED_ACTIONS), {"target_kl": 0.05}),
     "action masks": (MaskedActionsEnv, {"ent_coef": 0.01}),
     "gru": (CueMemoryEnv, {"recurrent": "gru", "recurrent_size": 16}),
@@ -83,6 +85,28 @@ def test_resumed_run_on_gpu_equals_uninterrupted_run(name: str, tmp_path: Path) 
     factory = env if callable(env) else None
     resumed = unidle.resume(tmp_path / "resumed", env=factory, quiet=True)
     assert_equal(final_policy(resumed.path), final_policy(uninterrupted.path))
+
+
+REPLAY = {"buffer_size": 300, "learning_starts": 100, "utd_ratio": 0.25, "n_steps": 8, "timesteps": 640}
+FROM_IMAGES: dict[str, dict[str, Any]] = {
+    "ppo": {"algo": "ppo"},
+    "ppo in bfloat16, strict overlap": {"algo": "ppo", "precision": "bf16", "overlap": "strict"},
+    "ppo, IMPALA": {"algo": "ppo", "encoder": "impala"},
+    "dqn": {"algo": "dqn", "preset": "dqn", "frame_stack": 3, "random_shift": 4, **REPLAY},
+    "sac": {"algo": "sac", "preset": "sac", "frame_stack": 3, "random_shift": 4, **REPLAY},
+}
+
+
+@pytest.mark.parametrize("name", FROM_IMAGES)
+def test_captured_training_from_images_equals_eager_training(name: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "runs_dir": str(tmp_path), **FROM_IMAGES[name]}
+    if settings["algo"] != "ppo":
+        del settings["n_epochs"]
+    captured, eager = (
+        unidle.train(lambda: ObservationIdentityEnv(IMAGES), run_name=str(graphs), graphs=graphs, **settings)
+        for graphs in (True, False)
+    )
+    assert_equal(final_policy(captured.path), final_policy(eager.path))
 
 
 def test_ppo_solves_cartpole_on_gpu(tmp_path: Path) -> None:

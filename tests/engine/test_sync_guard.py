@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from image_envs import RandomImages
 
 import unidle
 from unidle.engine.collect.inference import Inference
@@ -17,10 +18,10 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("overlap", ["off", "strict"])
-@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
+@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1", RandomImages])
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
 def test_iterations_wait_only_for_actions(
-    overlap: str, env: str, recurrent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overlap: str, env: Any, recurrent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: Counter[str] = Counter()
     is_counting = False

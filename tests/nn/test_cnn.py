@@ -12,11 +12,11 @@ from unidle.nn.cnn import ImageEncoder
 from unidle.spaces.observations import image_axes
 
 
-def image_encoder(shape: tuple[int, ...]) -> ImageEncoder:
+def image_encoder(shape: tuple[int, ...], kind: str = "nature") -> ImageEncoder:
     torch.manual_seed(0)
     axes = image_axes(shape)
     assert axes is not None
-    return ImageEncoder(shape, *axes)
+    return ImageEncoder(shape, *axes, kind)
 
 
 def random_images(*shape: int) -> torch.Tensor:
@@ -69,3 +69,58 @@ def test_initial_convolutions_have_gain_sqrt_2() -> None:
     kernel = image_encoder((84, 84, 4)).convolutions[0].weight.flatten(1)
     torch.testing.assert_close(kernel @ kernel.T, 2 * torch.eye(32), atol=1e-5, rtol=0)
     assert math.isclose(kernel.norm(dim=1).mean().item(), math.sqrt(2), rel_tol=1e-5)
+
+
+# -- IMPALA ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 4), (3, 40, 64), (36, 36), (2, 8, 8), (10, 9, 1)])
+def test_impala_gives_256_features_of_images_of_any_shape(shape: tuple[int, ...]) -> None:
+    encoder = image_encoder(shape, "impala")
+    features = encoder(random_images(2, 3, *shape))
+    assert encoder.n_features == 256
+    assert features.shape == (2, 3, 256)
+    assert torch.isfinite(features).all()
+
+
+def test_impala_has_the_parameters_of_the_paper() -> None:
+    """Three blocks of five 3×3 convolutions with 16, 32 and 32 channels; 84 pixels are pooled to 42, 21 and 11."""
+
+    def convolution(inputs: int, outputs: int) -> int:
+        return 9 * inputs * outputs + outputs
+
+    blocks = zip((4, 16, 32), (16, 32, 32))
+    expected = sum(convolution(inputs, outputs) + 4 * convolution(outputs, outputs) for inputs, outputs in blocks)
+    expected += 32 * 11 * 11 * 256 + 256
+    encoder = image_encoder((84, 84, 4), "impala")
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == expected
+
+
+def test_impala_computes_its_formula() -> None:
+    encoder = image_encoder((2, 12, 15), "impala").double()
+    weights = encoder.state_dict()
+    images = random_images(3, 2, 12, 15)
+
+    def convolve(values: torch.Tensor, name: str) -> torch.Tensor:
+        return nn.functional.conv2d(values, weights[f"{name}.weight"], weights[f"{name}.bias"], padding=1)
+
+    values = images.double() / 255
+    for block in range(3):
+        first = f"convolutions.{4 * block}"
+        padded = nn.functional.pad(convolve(values, first), (1, 1, 1, 1), value=-torch.inf)
+        values = padded.unfold(2, 3, 2).unfold(3, 3, 2).amax((-1, -2))  # the maximum of every second 3 × 3 window
+        for residual in (1, 2):
+            name = f"convolutions.{4 * block + residual + 1}"
+            hidden = convolve(values.clamp(min=0), f"{name}.first").clamp(min=0)
+            values = values + convolve(hidden, f"{name}.second")
+    dense = values.clamp(min=0).flatten(1) @ weights["project.0.weight"].T + weights["project.0.bias"]
+    found = encoder.project(encoder.convolutions(images.double() / 255))
+    torch.testing.assert_close(found, dense.clamp(min=0))
+
+
+def test_residual_block_does_not_change_its_input() -> None:
+    residual = image_encoder((8, 8, 3), "impala").convolutions[2]
+    values = torch.randn(2, 16, 5, 5)
+    before = values.clone()
+    residual(values)
+    assert torch.equal(values, before)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from unidle.algos.capturing import Capturer
+from unidle.buffers.frames import Frames
 from unidle.buffers.multitask import TaskReplay
 from unidle.buffers.numpy_replay import NumpyReplay
 from unidle.buffers.placement import HOST, ReplayBuffer, fits_only_on_host, new_replay_buffer
@@ -45,13 +46,17 @@ class ExperienceReplay:
         n_tasks: int = 1,
         tasks_of: Callable[[Tensor], Tensor] | None = None,
         report: Report = no_report,
+        frames: Frames | None = None,
     ) -> None:
-        """`tasks_of` maps observations [N, obs_bytes] to their tasks [N], if there are several."""
+        """`tasks_of` maps observations [N, obs_bytes] to their tasks [N], if there are several.
+
+        `frames` are those of observations that are stacks with images.
+        """
         self._recipe, self._capture, self._tasks_of, self._device = recipe, capture, tasks_of, device
-        self._on_host = fits_only_on_host(recipe, obs_bytes, width, device, n_tasks, report)
+        self._on_host = fits_only_on_host(recipe, obs_bytes, width, device, n_tasks, report, frames)
         buffer_device = HOST if self._on_host else device
         self.buffer: ReplayBuffer = new_replay_buffer(
-            recipe, obs_bytes, width, buffer_device, n_tasks, Dispatch(report)
+            recipe, obs_bytes, width, buffer_device, n_tasks, Dispatch(report), frames
         )
         self.sampler: ReplayBuffer | Prefetch = self.buffer
         if self._on_host:

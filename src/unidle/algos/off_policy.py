@@ -2,7 +2,7 @@
 
 An algorithm (sac.py, dqn.py, td3.py) is an `UpdateRule`: it learns from one batch. `OffPolicy` does the rest:
 
-    rollout → replay buffer → `utd_ratio` updates per step, each: sample → rule → priorities
+    rollout → replay buffer → `utd_ratio` updates per step, each: sample → [random shift] → rule → priorities
 
 experience_replay.py stores and schedules. This file wraps a rule: CUDA-graph capture, micro-batches, choice of kernels.
 """
@@ -20,7 +20,9 @@ from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.experience_replay import ExperienceReplay, Updates
 from unidle.algos.metrics import Metrics
 from unidle.algos.micro_batches import AfterGradient, Loss, MicroBatches
+from unidle.algos.random_shift import RandomShift
 from unidle.algos.schedules import schedules_of
+from unidle.buffers.frames import Frames
 from unidle.buffers.replay import Transitions
 from unidle.buffers.rollout import Rollout
 from unidle.config import OffPolicyRecipe
@@ -117,6 +119,7 @@ class OffPolicy:
         self.rule = rule = make_rule(policy, recipe, Gradient(self.micro_batches, after_gradient))
         self.parameters = rule.parameters
         self._device = self.parameters.flat.device
+        self._random_shift = RandomShift(policy.obs_layout, recipe.random_shift) if recipe.random_shift else None
         self._dispatch = Dispatch(report)
         self._phases = list(rule.phases)
         # Kernels compute gradient and step together, and a CUDA graph cannot record arbitrary Python code.
@@ -132,6 +135,7 @@ class OffPolicy:
             n_tasks=rule.n_tasks,
             tasks_of=policy.tasks if rule.n_tasks > 1 else None,
             report=report,
+            frames=Frames.of(policy.obs_layout),
         )
         changes = [*rule.changes, *self.experience.changes]
         capture_updates = no_capture if has_hook else capture
@@ -172,6 +176,8 @@ class OffPolicy:
         """Update from one sampled batch."""
         batch = self.experience.sampler.sample(self._batch_size, generator)
         noise = torch.randn(self.rule.noise_shape, generator=generator, device=self._device)
+        if self._random_shift is not None:
+            batch = self._random_shift(batch, generator)
         if self._choose_update is not None:  # on the first batch, before anything is captured
             choose, self._choose_update = self._choose_update, None
             self._phases[phase] = choose(self._dispatch, self.rule, batch, noise)

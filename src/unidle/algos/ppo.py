@@ -31,6 +31,7 @@ from unidle.algos.run_to_end import run_to_end
 from unidle.algos.schedules import schedules_of
 from unidle.algos.start_from import with_parts_of
 from unidle.buffers.advantages import discounted_returns
+from unidle.buffers.replay import gather_obs
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
 from unidle.config.validate import sequence_length
@@ -64,7 +65,9 @@ class Batch:
 
     def at(self, index: Tensor) -> Batch:
         """The minibatch of these sequences."""
-        return Batch(*(None if field is None else field.index_select(0, index) for field in vars(self).values()))  # type: ignore[arg-type]
+        obs, *others = vars(self).values()
+        parts = (None if field is None else field.index_select(0, index) for field in others)
+        return Batch(gather_obs(obs, index), *parts)  # type: ignore[arg-type]
 
 
 class Ops(Protocol):

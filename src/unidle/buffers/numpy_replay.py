@@ -125,14 +125,14 @@ class NumpyReplay(Replay):
             returns = (np.where(exists, self._rewards[path], np.float32(0.0)) * self._powers[:-1]).sum(1)
         discounts = np.where(self._terminated[last], np.float32(0.0), self._powers[length])
         return Transitions(
-            obs=self._obs_at(start),
+            obs=self._take_obs(start),
             actions=torch.from_numpy(self._actions[start]),
             returns=torch.from_numpy(returns),
             discounts=torch.from_numpy(discounts),
-            next_obs=self._obs_at(self._after(start, length)),
+            next_obs=self._take_obs(self._after(start, length)),
             index=cells,
             weights=torch.from_numpy(self._has_transition[start].astype(np.float32)),
         )
 
-    def _obs_at(self, cells: np.ndarray) -> Tensor:
+    def _take_obs(self, cells: np.ndarray) -> Tensor:
         return torch.from_numpy(self._obs.take(cells, 0).view(np.uint8))

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from unidle.buffers.frame_replay import FrameReplay
+from unidle.buffers.frames import Frames
 from unidle.buffers.multitask import TaskReplay
 from unidle.buffers.numpy_replay import NumpyReplay
 from unidle.buffers.prefetch import choose_buffer_device, in_gib
@@ -30,11 +32,19 @@ def usable_memory(device: torch.device) -> int:
 
 
 def fits_only_on_host(
-    recipe: OffPolicyRecipe, obs_bytes: int, width: int, device: torch.device, n_tasks: int, report: Report
+    recipe: OffPolicyRecipe,
+    obs_bytes: int,
+    width: int,
+    device: torch.device,
+    n_tasks: int,
+    report: Report,
+    frames: Frames | None = None,
 ) -> bool:
     """Whether the buffer fits on the host but not on the device; UsageError if on neither. Allocates nothing."""
     size = recipe.buffer_size
-    kind: Any = TaskReplay if n_tasks > 1 else Prioritised if recipe.per else Replay
+    kind: Any = TaskReplay if n_tasks > 1 else Prioritised if recipe.per else FrameReplay if frames else Replay
+    if frames is not None:
+        obs_bytes = frames.frame_bytes
     bytes_each, on_gpu = kind.bytes_per_transition(obs_bytes, width), device.type == "cuda"
     room = usable_memory(device) if on_gpu else 0
     why = f"{size:,} steps need {in_gib(size * bytes_each)}, but the GPU has {in_gib(room)} free"
@@ -50,14 +60,24 @@ def fits_only_on_host(
 
 
 def new_replay_buffer(
-    recipe: OffPolicyRecipe, obs_bytes: int, width: int, buffer_device: torch.device, n_tasks: int, dispatch: Dispatch
+    recipe: OffPolicyRecipe,
+    obs_bytes: int,
+    width: int,
+    buffer_device: torch.device,
+    n_tasks: int,
+    dispatch: Dispatch,
+    frames: Frames | None = None,
 ) -> ReplayBuffer:
-    """An empty buffer of the kind that the recipe asks for."""
+    """An empty buffer of the kind that the recipe asks for; with `frames`, each frame of a stack is stored once."""
     size, n_envs, gamma = recipe.buffer_size, recipe.n_envs, recipe.gamma
-    single_task, multi_task = _implementations(buffer_device, dispatch)
-    if n_tasks > 1:
-        return multi_task(size, n_tasks, n_envs, obs_bytes, width, buffer_device, gamma)
-    replay = single_task(size, n_envs, obs_bytes, width, buffer_device, gamma, n_steps=recipe.n_step)
+    replay: Replay
+    if frames is not None:
+        replay = FrameReplay(size, n_envs, frames, width, buffer_device, gamma, n_steps=recipe.n_step)
+    else:
+        single_task, multi_task = _implementations(buffer_device, dispatch)
+        if n_tasks > 1:
+            return multi_task(size, n_tasks, n_envs, obs_bytes, width, buffer_device, gamma)
+        replay = single_task(size, n_envs, obs_bytes, width, buffer_device, gamma, n_steps=recipe.n_step)
     return Prioritised(replay, recipe.per_alpha, recipe.per_beta) if recipe.per else replay
 
 

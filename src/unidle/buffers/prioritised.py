@@ -4,9 +4,9 @@
 million leaves take three levels: a handful of kernels up and down the tree instead of 21 rounds.
 
 `Prioritised` adds priorities to a `Replay`: leaf i belongs to cell i and is above 0 exactly where the cell holds a
-transition. Every `add` writes three cells per environment (the step's, the final observation's and the open one), and
-the same three leaves: the first gets the highest priority so far, so that it is sampled soon; the others get 0, because
-they held the oldest transitions or none. An update for a transition that has since been overwritten does not change the
+transition. Every `add` writes three cells per environment (the step's, the final observation's and the open one): the
+leaf of the first gets the highest priority so far, so that it is sampled soon; those of the transitions that the others
+overwrite (`Replay.lost`) get 0. An update for a transition that has since been overwritten does not change the
 0.
 """
 
@@ -100,7 +100,7 @@ class Prioritised:
     def start(self, obs: Tensor, restarted: Tensor | None = None) -> None:
         """As `Replay.start`."""
         self.replay.start(obs, restarted)
-        self.tree.update(self.replay.cursor, torch.zeros_like(self.replay.cursor))
+        self.tree.update(self.replay.lost(self.replay.cursor), torch.zeros_like(self.replay.cursor))
 
     def add(
         self,
@@ -116,7 +116,7 @@ class Prioritised:
         self.replay.add(actions, rewards, terminated, truncated, next_obs, final_obs)
         new = self.highest.expand(len(here))
         zero = torch.zeros_like(new)
-        cells = torch.cat([here, self.replay.after(here), self.replay.cursor])
+        cells = torch.cat([here, self.replay.lost(self.replay.after(here)), self.replay.lost(self.replay.cursor)])
         self.tree.update(cells, torch.cat([new, zero, zero]))
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:

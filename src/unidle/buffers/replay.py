@@ -84,12 +84,8 @@ class Replay:
         n_steps: int = 1,
     ) -> None:
         """`obs_bytes` is a multiple of 8, as in `ObservationLayout`; `width` is the width of a flat action."""
+        self._require_capacity(capacity, n_envs, n_steps)
         ring_size = capacity // n_envs
-        if ring_size < n_steps + 2:  # the steps, a final observation and the open one
-            raise UsageError(
-                f"A replay buffer of {capacity:,} transitions is too small for {n_envs:,} environments; "
-                f"set --buffer-size to at least {(n_steps + 2) * n_envs:,}."
-            )
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -109,6 +105,14 @@ class Replay:
         self._step_offsets = torch.arange(n_steps, device=device) * n_envs  # [n] from a cell to those of the next steps
         powers = gamma ** torch.arange(n_steps + 1, dtype=torch.float64)
         self.powers = powers.to(device, torch.float32)  # [n + 1] γᵏ
+
+    @staticmethod
+    def _require_capacity(capacity: int, n_envs: int, n_steps: int) -> None:
+        if capacity // n_envs < n_steps + 2:  # the steps, a final observation and the open one
+            raise UsageError(
+                f"A replay buffer of {capacity:,} transitions is too small for {n_envs:,} environments; "
+                f"set --buffer-size to at least {(n_steps + 2) * n_envs:,}."
+            )
 
     @staticmethod
     def bytes_per_transition(obs_bytes: int, width: int) -> int:
@@ -172,11 +176,20 @@ class Replay:
         """The cells `steps` ahead in the same rings."""
         return (cells + steps * self.n_envs) % self.n_cells
 
+    def lost(self, cells: Tensor) -> Tensor:
+        """The cells whose transitions can no longer be sampled once these are overwritten."""
+        return cells
+
     def _write_obs(self, cells: Tensor, obs: Tensor) -> None:
-        """Write observations to cells, one per environment, overwriting the transitions that were there."""
-        self.n_overwritten.add_(self.has_transition[cells])
-        self.has_transition.index_fill_(0, cells, False)
+        """Write observations to cells, one per environment, overwriting the oldest transitions."""
+        lost = self.lost(cells)
+        self.n_overwritten.add_(self.has_transition[lost])
+        self.has_transition.index_fill_(0, lost, False)
         self.obs.index_copy_(0, cells, obs)
+
+    def _obs_at(self, cells: Tensor) -> Tensor:
+        """Observations [B, obs_bytes]."""
+        return gather_obs(self.obs, cells)
 
     def _order_index(self, number: Tensor, env: Tensor) -> Tensor:
         return number % self._ring_size * self.n_envs + env
@@ -201,11 +214,11 @@ class Replay:
         rewards = self.rewards[path].masked_fill(~exists, 0.0)
         terminated = self.terminated[self.after(cells, length - 1)]
         return Transitions(
-            obs=gather_obs(self.obs, cells),
+            obs=self._obs_at(cells),
             actions=self.actions.index_select(0, cells),
             returns=(rewards * self.powers[:-1]).sum(1),
             discounts=self.powers[length].masked_fill(terminated, 0.0),
-            next_obs=gather_obs(self.obs, self.after(cells, length)),
+            next_obs=self._obs_at(self.after(cells, length)),
             index=cells,
             weights=self.has_transition[cells].float(),
         )
@@ -247,5 +260,5 @@ def uniform_integers(bound: Tensor, shape: tuple[int, ...], generator: torch.Gen
 
 
 def gather_obs(obs: Tensor, cells: Tensor) -> Tensor:
-    """Observations [B, obs_bytes], gathered as 8-byte words: the cost of a gather is per element."""
+    """obs[cells], [B, .., obs_bytes], gathered as 8-byte words: the cost of a gather is per element."""
     return obs.view(torch.int64).index_select(0, cells).view(torch.uint8)

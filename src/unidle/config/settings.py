@@ -12,6 +12,7 @@ AlgorithmName = Literal["ppo", "sac", "td3", "dqn"]
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Schedule = Literal["constant", "linear"]
 OptimizerName = Literal["adam", "adamw", "rmsprop", "sgd"]
+ImageEncoderName = Literal["nature", "impala"]
 
 _Value = TypeVar("_Value")
 # A setting for which None means that unidle chooses; elsewhere None means off, or not given.
@@ -36,6 +37,8 @@ class Recipe:
     """Hidden layer widths."""
     activation: Activation = "tanh"
     """Activation function of the hidden layers."""
+    encoder: ImageEncoderName = "nature"
+    """CNN of images: nature (Mnih et al. 2015), or impala, a larger residual network (Espeholt et al. 2018)."""
     network: str | None = None
     """Custom network, as module:callable; see docs/networks.md."""
     learning_rate: float = 3e-4
@@ -219,6 +222,8 @@ class OffPolicyRecipe(Recipe):
     """Polyak coefficient of the target networks; 1: hard update."""
     n_step: int = 1
     """n of the n-step return."""
+    random_shift: int = 0
+    """Shift each sampled image at random by up to this many pixels, repeating its border (DrQ: 4); 0: off."""
     per: bool = False
     """Prioritised replay: sample by TD error."""
     per_alpha: float = 0.6

@@ -27,7 +27,7 @@ _BELOW_ONE = {"adam_betas", "rmsprop_alpha", "momentum"}
 _POSITIVE = {"learning_rate", "ent_coef_init", "clip_range", "max_grad_norm", "tau", "adam_eps", "action_limit"}
 _NOT_NEGATIVE = {
     *("ent_coef", "vf_coef", "learning_starts", "utd_ratio", "max_env_restarts", "weight_decay"),
-    *("target_policy_noise", "target_noise_clip", "exploration_noise"),
+    *("target_policy_noise", "target_noise_clip", "exploration_noise", "random_shift"),
 }
 _POSITIVE_OR_NONE = {
     *("clip_range_vf", "target_kl", "value_limit", "workers", "slices", "checkpoint_every", "env_timeout"),
@@ -66,6 +66,10 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
     recipe, engine = config.recipe, config.engine
     _check_optimizer(recipe)
     _check_sde(recipe)
+    if recipe.network is not None and recipe.encoder != Recipe.encoder:
+        raise UsageError(
+            f"`network` replaces the built-in encoder, but `encoder` is {recipe.encoder}; remove one of the two."
+        )
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", engine.device):
         raise UsageError(f"`device` is {engine.device!r}; use auto, cpu, cuda, or cuda:1 for the second GPU.")
     if engine.subproc is False and engine.workers is not None:

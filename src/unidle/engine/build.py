@@ -22,7 +22,7 @@ from unidle.config.settings import round_up_timesteps
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.cuda_graphs import Capture
-from unidle.engine.env_notes import env_notes, require_episode_records
+from unidle.engine.env_notes import env_notes, require_episode_records, require_images
 from unidle.engine.learn.device_loop import DeviceLoop, can_capture_iteration
 from unidle.engine.memory_check import require_memory_for_networks, require_memory_for_rollouts
 from unidle.engine.other_trainers import OtherTrainers
@@ -86,6 +86,7 @@ def build_parts(
     if run.log_info or run.monitor_csv:
         env_spec = replace(env_spec, log_info=run.log_info)
         require_episode_records(run, env_spec)
+    require_images(recipe, env_spec.obs_layout)
     for note in env_notes(recipe, env_spec):
         say(note)
     require_memory_for_networks(recipe, env_spec.obs_layout, device)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from unidle.config import Recipe, Run
-from unidle.config.settings import OffPolicyActorCriticRecipe
+from unidle.config.settings import OffPolicyActorCriticRecipe, OffPolicyRecipe
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
-from unidle.spaces.observations import MASK
+from unidle.spaces.observations import MASK, ObservationLayout, image_axes
 
 
 def env_notes(recipe: Recipe, env_spec: EnvSpec) -> list[str]:
@@ -23,6 +23,26 @@ def env_notes(recipe: Recipe, env_spec: EnvSpec) -> list[str]:
             f"{unbounded}: {recipe.algo.upper()} keeps them within ±{recipe.action_limit:g}; --action-limit changes it."
         )
     return notes
+
+
+def require_images(recipe: Recipe, obs_layout: ObservationLayout) -> None:
+    """UsageError for settings about images if the observation has none, or too small ones."""
+    images = [leaf for leaf in obs_layout.leaves if leaf.is_image]
+    shift = recipe.random_shift if isinstance(recipe, OffPolicyRecipe) else 0
+    setting = "`random_shift`" if shift else None
+    if recipe.encoder != Recipe.encoder:
+        setting = f"`encoder` {recipe.encoder}"
+    if setting and not images:
+        raise UsageError(
+            f"{setting} is for images, Box spaces of uint8 with at least 8 pixels per side, but the observation has "
+            "none; remove it."
+        )
+    for leaf in images:
+        _, height, width = image_axes(leaf.shape) or (0, 0, 0)
+        if shift >= min(height, width):
+            raise UsageError(
+                f"`random_shift` is {shift} pixels, but an image is only {height} × {width}; use a smaller shift."
+            )
 
 
 def require_episode_records(run: Run, env_spec: EnvSpec) -> None:

@@ -37,6 +37,8 @@ def run_facts(config: Config, parts: RunParts, folder: Path | None, eval_workers
     if critic not in (None, recipe.net_arch):
         layers += f" (critic: {_layers(critic)})"
     core = f"{recipe.recurrent} {vars(recipe)['recurrent_size']} → " if recipe.recurrent != "none" else ""
+    if recipe.network is None and any(leaf.is_image for leaf in env_spec.obs_layout.leaves):
+        core = f"{recipe.encoder} CNN → {core}"
     policy = parts.algo.policy
     device = next(policy.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -9,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from unidle.errors import UsageError
-from unidle.spaces.observations import MASK, image_axes
+from unidle.spaces.observations import MASK, ObservationLayout, image_axes
 from unidle.spaces.tree import Path, describe_path, follow, rebuild, walk
 
 
@@ -26,6 +27,10 @@ class FrameStack(gymnasium.Wrapper):
         self._frames: dict[Path, np.ndarray] = {}  # the observation that is returned, by leaf
         self._n = n
         self.observation_space = self._stacked_space(env.observation_space, ())
+
+    def described_in(self, layout: ObservationLayout) -> ObservationLayout:
+        """`layout`, of this environment's observations, with what it takes to store each frame of a stack once."""
+        return replace(layout, frame_stack=self._n, stack_axes=tuple(self._axes[leaf.path] for leaf in layout.leaves))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode; the stack holds zeros and its first observation."""

@@ -12,6 +12,7 @@ import numpy as np
 from unidle.envs.adapter_registry import adapter_for
 from unidle.envs.carried_state import stateful_wrappers
 from unidle.envs.check import check_mask, check_observation, check_return_value, check_spaces
+from unidle.envs.frame_stack import FrameStack
 from unidle.envs.make import EnvMaker
 from unidle.envs.spec import UNANNOUNCED_MASK, EnvSpec, mask_from, random_action
 from unidle.envs.step_times import StepTimes
@@ -65,6 +66,8 @@ def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int, *, use_mas
     check_observation(env.observation_space, observation, "reset")
     mask = mask_from(observation, info, env.observation_space) if use_masks else None
     obs_layout = ObservationLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
+    if isinstance(env, FrameStack):
+        obs_layout = env.described_in(obs_layout)
     mask = mask if obs_layout.mask_width else None  # continuous actions have no mask
     attributes, times = plain_attributes(env), StepTimes()
     write = obs_layout.writer(np.zeros((1, obs_layout.obs_bytes), np.uint8))

@@ -27,7 +27,7 @@ def make_encoder(
 ) -> Encoder:
     """The built-in encoder of observations, or one around the user's `network`."""
     if network is None:
-        return Encoder(obs_layout, recipe.normalize_obs)
+        return Encoder(obs_layout, recipe.normalize_obs, recipe.encoder)
     return CustomEncoder(obs_layout, recipe.normalize_obs, network(obs_layout.space, action_layout.space))
 
 

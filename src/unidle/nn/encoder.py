@@ -56,9 +56,11 @@ def _flat(value: Tensor, leaf: Leaf) -> Tensor:
 class Encoder(nn.Module):
     """Packed observations [.., obs_bytes] → features [.., n_features]."""
 
-    def __init__(self, layout: ObservationLayout, normalize: bool) -> None:
+    def __init__(self, layout: ObservationLayout, normalize: bool, image_kind: str = "nature") -> None:
+        """`image_kind` is `ImageEncoder`'s."""
         super().__init__()
         self.layout = layout  # the part of the observation that is encoded
+        self._image_kind = image_kind
         self._leaves = layout.leaves
         self._numbers = _numbers(layout)
         self._all_numbers = _numbers(layout.parent or layout)
@@ -73,10 +75,11 @@ class Encoder(nn.Module):
 
     def _build(self) -> int:
         """Create the modules that encode; returns the number of features."""
-        self.cnns = nn.ModuleList(ImageEncoder(leaf.shape, *_axes(leaf)) for leaf in self._images)
+        cnns = [ImageEncoder(leaf.shape, *_axes(leaf), self._image_kind) for leaf in self._images]
+        self.cnns = nn.ModuleList(cnns)
         self.categories = Categories(self._classes)
         n_bits = sum(math.prod(leaf.shape) for leaf in self._bits)
-        return self.n_numbers + n_bits + self.categories.n_features + ImageEncoder.n_features * len(self.cnns)
+        return self.n_numbers + n_bits + self.categories.n_features + sum(cnn.n_features for cnn in cnns)
 
     @property
     def is_float_vector(self) -> bool:

@@ -70,6 +70,8 @@ class ObservationLayout:
     mask_key: str | None  # key of the mask in a Dict observation; None: the mask comes in `info`
     obs_bytes: int
     parent: ObservationLayout | None = None  # of which this is a part
+    frame_stack: int = 1  # the leaves are stacks of so many observations, oldest first (envs/frame_stack.py) …
+    stack_axes: tuple[int, ...] = ()  # … along this axis of each leaf: 0 or −1
 
     @staticmethod
     def of(space: spaces.Space, mask_width: int = 0) -> ObservationLayout:

@@ -24,7 +24,17 @@ from unidle.errors import UsageError
 
 # Settings that determine what the weights mean; those that an algorithm does not have are skipped.
 _NETWORK = (
-    *("algo", "net_arch", "critic_arch", "activation", "network", "share_trunk", "recurrent", "recurrent_size"),
+    *(
+        "algo",
+        "net_arch",
+        "critic_arch",
+        "activation",
+        "network",
+        "encoder",
+        "share_trunk",
+        "recurrent",
+        "recurrent_size",
+    ),
     *("actor_obs", "critic_obs", "normalize_obs", "discretize", "action_distribution", "dueling", "n_critics"),
     *("n_tasks", "action_limit", "use_sde", "use_expln"),
 )

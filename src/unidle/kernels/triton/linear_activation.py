@@ -50,15 +50,25 @@ class _ActivatedLinear(torch.autograd.Function):
     @torch.amp.custom_bwd(device_type="cuda")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         values, weight, out = ctx.saved_tensors
-        gradient = gradient.contiguous()
         rows, columns = out.shape
-        dz = torch.empty_like(out)
-        sums = torch.empty(_STRIPES, columns, device=out.device)
-        grid = (triton.cdiv(columns, 64), _STRIPES)
-        _activation_gradient[grid](
-            gradient, out, dz, sums, rows, columns, RELU=ctx.relu, BR=32, BC=64, STRIPES=_STRIPES, num_warps=4
-        )
-        return dz @ weight if ctx.needs_input_grad[0] else None, dz.t() @ values, sums.sum(0), None
+        dz, sums = activation_gradient(gradient.contiguous(), out, rows, columns, _STRIPES, is_relu=ctx.relu)
+        return dz @ weight if ctx.needs_input_grad[0] else None, dz.t() @ values, sums, None
+
+
+def activation_gradient(
+    gradient: Tensor, out: Tensor, rows: int, columns: int, stripes: int, width: int = 64, *, is_relu: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients before a tanh or ReLU, and their sums over rows, from that after it and the activation's values.
+
+    Both are rows × columns numbers, the columns adjacent. A block sums `width` columns of its own stripe of the rows.
+    """
+    dz = torch.empty_like(out)
+    sums = torch.empty(stripes, columns, device=out.device)
+    grid = (triton.cdiv(columns, width), stripes)
+    _activation_gradient[grid](
+        gradient, out, dz, sums, rows, columns, RELU=is_relu, BR=32, BC=width, STRIPES=stripes, num_warps=4
+    )
+    return dz, sums.sum(0)
 
 
 def linear_tanh(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -42,13 +42,19 @@ class FlatParameters:
 
     def backward(self, loss: Tensor) -> None:
         """Write the gradient of `loss` to `grad`; 0 for parameters that the loss does not depend on."""
-        grads = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-        torch._foreach_copy_(self._grads, grads)
+        torch._foreach_copy_(self._grads, self._gradients(loss))
 
     def add_gradient(self, loss: Tensor, share: float) -> None:
         """Add `share` × the gradient of `loss` to `grad`."""
+        torch._foreach_add_(self._grads, self._gradients(loss), alpha=share)
+
+    def _gradients(self, loss: Tensor) -> list[Tensor]:
+        """The gradients of `loss`, contiguous.
+
+        Those of convolutions with channels last are not, and a single one would make torch copy all of them one by one.
+        """
         grads = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-        torch._foreach_add_(self._grads, grads, alpha=share)
+        return [grad.contiguous() for grad in grads]
 
     def clip_(self, max_norm: Tensor) -> Tensor:
         """Clip the norm of each member's gradient to `max_norm` [member]; returns the norms before clipping."""
