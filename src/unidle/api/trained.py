@@ -130,7 +130,9 @@ class TrainedRun:
         ):
             raise UsageError(f"{maker.name} does not have the spaces that {display_path(self.path)} was trained on.")
         n_envs = min(episodes, 10)
-        workers = choose_workers(engine, n_envs, env_spec.step_seconds, is_busy=self.agent.device.type == "cuda")
+        workers, is_busy = 0, self.agent.device.type == "cuda"
+        if not env_spec.vectorised:
+            workers = choose_workers(engine, n_envs, env_spec.step_seconds, is_busy=is_busy)
         envs = make_envs(maker, env_spec, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
         try:
             use_statistics(envs, self.agent.env_statistics)

@@ -234,7 +234,7 @@ class Evaluations:
     def _make_envs(self) -> HostEnvs:
         run, engine, workers = self._config.run, self._config.engine, 0
         n_envs = n_evaluation_envs(run.eval_episodes)
-        if self._in_workers and not self.is_async:
+        if self._in_workers and not (self.is_async or self._env_spec.vectorised):
             workers = choose_workers(engine, n_envs, self._env_spec.step_seconds, is_busy=True)
         return make_envs(self._maker, self._env_spec, n_envs, run.seed, workers, engine, FIRST_EVALUATION_ENV)
 
