@@ -122,7 +122,7 @@ class TrainedRun:
         else:
             check_seed(seed)
         recipe, engine = self.config.recipe, self.config.engine
-        maker = self.maker()
+        maker = self.maker().for_evaluation()
         env_spec = probe(maker, recipe.discretize)
         if (
             env_spec.obs_layout.space != self.agent.obs_layout.space

@@ -56,6 +56,7 @@ class EnvMaker:
     kind: EnvKind = "unknown"
     single_env: EnvFactory | None = None  # the equivalent single gymnasium.Env of a DeviceEnv or AsyncEnv
     native: Callable[[EnvMaker, int], Any] | None = None  # (maker, number of environments) → VectorAdapter; if native
+    evaluation_kwargs: dict[str, Any] = field(default_factory=dict)  # those that differ in evaluations
     obs_groups: tuple[str, ...] | None = None  # observation groups of a simulator, (): all; None: only the policy's
     action_masks: bool = True  # False: masks that the environment gives are ignored
     wrappers: tuple[Wrapper, ...] = ()  # around each single gymnasium.Env
@@ -88,6 +89,10 @@ class EnvMaker:
                 f"--wrapper and --frame-stack wrap a single gymnasium.Env, which {self.name} is not; leave them out."
             )
         return replace(self.on_host(), wrappers=tuple(map(wrapper_of, wrappers)))
+
+    def for_evaluation(self) -> EnvMaker:
+        """The maker of environments in which a policy is evaluated."""
+        return replace(self, kwargs={**self.kwargs, **self.evaluation_kwargs})
 
     def of_env(self, index: int) -> EnvMaker:
         """The maker of environment `index`."""
@@ -201,6 +206,7 @@ _BACKENDS: dict[str, Backend | str] = {
     "metaworld:": "unidle.tasks.backend:metaworld",
     "gymnax:": "unidle.envs.device.gymnax_env:backend",
     "brax:": "unidle.envs.device.brax_env:backend",
+    "ale:": "unidle.envs.vector.ale:backend",
     "envpool:": "unidle.envs.vector.envpool:backend",
 }
 

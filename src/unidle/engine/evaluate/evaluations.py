@@ -81,7 +81,7 @@ class Evaluations:
         `env_statistics`: the running means with which wrappers of the training environments normalise now.
         """
         self._env_statistics = env_statistics
-        self._config, self._maker, self._env_spec = config, maker, env_spec
+        self._config, self._maker, self._env_spec = config, maker.for_evaluation(), env_spec
         self._policy, self._network, self._in_workers = policy, network, in_workers
         self.processes, self._delay, self._say = processes, delay, say
         self._clock, self._on_fault, self._stop = clock, on_fault, stop

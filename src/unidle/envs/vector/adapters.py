@@ -1,4 +1,4 @@
-"""One interface for the vector environments of Gymnasium, Stable-Baselines3 and EnvPool.
+"""One interface for the vector environments of Gymnasium, Stable-Baselines3 and EnvPool; that of ALE is in ale.py.
 
 They differ in when they reset an environment whose episode ended, and where its final observation is:
 
