@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from c_loop_on_cpu import use_c_loop
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import NormalizeObservation
 from paths import ROOT
@@ -285,6 +286,24 @@ def test_statistics_are_those_at_the_end_of_the_rollout() -> None:
         assert current["count"] - before["count"] == pytest.approx(16 * N)
 
 
+def test_loop_in_c_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = lambda: NormalizeObservation(SyncVectorEnv([lambda: Walk(length=50)] * N))  # noqa: E731
+    settings = {**SMALL, "n_steps": 64, "timesteps": 1024, "eval_every": 512}
+    in_python = unidle.train(make, run_name="python", **settings)
+    launchers = use_c_loop(monkeypatch)
+    in_c = unidle.train(make, run_name="c", **settings)
+    assert launchers[0].launches > 50
+    assert_same_outcome(in_python, in_c)
+
+
+def test_runs_of_a_group_learn_the_same_as_alone() -> None:
+    make = lambda: VECTOR_ENVS["sync, same step"](lambda: Jittery(0.0))  # noqa: E731
+    alone = [unidle.train(make, run_name=f"alone-{seed}", seed=seed, **SMALL) for seed in (0, 1)]
+    group = unidle.train(make, run_name="group", seeds=[0, 1], **SMALL)
+    for run, other in zip(alone, group.runs):
+        assert_same_outcome(run, other)
+
+
 def test_halves_share_the_work_of_a_rollout(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("envpool")
     unidle.train("envpool:CartPole-v1", n_envs=6, **{**SMALL, "quiet": False, "timesteps": 192, "slices": 2})
@@ -425,7 +444,8 @@ def test_close_leaves_no_process(kind: str) -> None:
 
 SCRIPT = """
     import sys, time, unidle
-    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+    from c_loop_on_cpu import use_c_loop
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
     from toy_envs import Walk
 
     class Slow(Walk):
