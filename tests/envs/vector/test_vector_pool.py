@@ -304,6 +304,20 @@ def test_runs_of_a_group_learn_the_same_as_alone() -> None:
         assert_same_outcome(run, other)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_overlap_is_the_default_and_learns_the_same_whatever_the_timing() -> None:
+    def make(longest: float) -> Any:
+        return SyncVectorEnv([lambda: Jittery(longest)] * 48, autoreset_mode=SAME)
+
+    settings = {**SMALL, "overlap": "auto", "device": "cuda", "timesteps": 48 * 16 * 6, "eval_every": 48 * 16 * 3}
+    quick = unidle.train(lambda: make(0.0), run_name="quick", **settings)
+    slow = unidle.train(lambda: make(0.0002), run_name="slow", **settings)
+    here = unidle.train(lambda: make(0.0), run_name="here", **{**settings, "overlap": "strict"}, subproc=False)
+    assert quick.config.recipe.overlap == "strict"
+    assert_same_outcome(quick, slow)
+    assert_same_outcome(quick, here)
+
+
 def test_halves_share_the_work_of_a_rollout(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("envpool")
     unidle.train("envpool:CartPole-v1", n_envs=6, **{**SMALL, "quiet": False, "timesteps": 192, "slices": 2})
@@ -444,8 +458,7 @@ def test_close_leaves_no_process(kind: str) -> None:
 
 SCRIPT = """
     import sys, time, unidle
-    from c_loop_on_cpu import use_c_loop
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
     from toy_envs import Walk
 
     class Slow(Walk):
