@@ -72,7 +72,7 @@ def step_unidle(n_envs: int, seconds: float, env: str = ENV) -> float:
     env_spec = probe(maker, None, 0)
     cores = len(os.sched_getaffinity(0))
     slices = choose_slices(Engine(), n_envs, cores, env_spec.step_seconds, torch.device("cpu"))
-    envs = make_envs(maker, env_spec, n_envs, 0, cores, Engine(), slices=slices)
+    envs = make_envs(maker, env_spec, n_envs, 0, 0 if env_spec.vectorised else cores, Engine(), slices=slices)
     try:
         envs.start(np.zeros(n_envs, np.int64))
         actions = np.random.default_rng(0).uniform(-1, 1, (64, *envs.block.actions.shape)).astype(np.float32)

@@ -487,6 +487,15 @@ def test_invalid_setting_raises_before_run_folder_is_created(
     assert list(tmp_path.iterdir()) == []
 
 
+class OnTensors(gymnasium.vector.VectorEnv):
+    """As much of a simulator on the device as shows that it is one."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+
 @pytest.mark.parametrize(
     ("env", "settings", "overlap"),
     [
@@ -500,7 +509,10 @@ def test_invalid_setting_raises_before_run_folder_is_created(
         ("unidle/CartPole-v1", {"n_envs": 48}, "off"),
         ("unidle/CartPole-v1", {"n_envs": 48, "workers": 2}, "strict"),
         (lambda: Choice(), {"n_envs": 48}, "strict"),
-        (lambda: gymnasium.make_vec("CartPole-v1", 48), {"n_envs": 48}, "off"),
+        (lambda: gymnasium.make_vec("CartPole-v1", 48), {"n_envs": 48}, "strict"),
+        (lambda: gymnasium.make_vec("CartPole-v1", 48), {"n_envs": 48, "subproc": False}, "off"),
+        (lambda: gymnasium.make_vec("CartPole-v1", 8), {"n_envs": 8}, "off"),
+        (lambda: OnTensors(48), {"n_envs": 48}, "off"),
     ],
 )
 def test_overlap_defaults_to_strict_with_gpu_and_many_envs(

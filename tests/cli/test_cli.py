@@ -34,7 +34,7 @@ from unidle.report.terminal.presets import print_presets
 
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
 SMALL = shlex.split("--n-envs 2 --n-steps 16 --batch-size 16 --n-epochs 1 --net-arch 8 --eval-episodes 2")
-SMALL_PRESETS = ["classic", "fast", "device", "dqn", "sac", "site-explore", "td3"]
+SMALL_PRESETS = ["classic", "fast", "atari", "device", "dqn", "sac", "site-explore", "td3"]
 RunInProcess = Callable[..., "subprocess.CompletedProcess[str]"]
 CLASSIC = ["--preset", "classic"]
 CHOICE = ["train", "--env", "cli_envs:Choice", *CLASSIC, *SMALL]
@@ -844,10 +844,26 @@ META_WORLD = ["mt10-20m", "mt10-2m", "mt10-paper-1024", "mt10-paper-400", "mt50-
 @pytest.mark.parametrize(
     ("cores", "fits", "instead"),
     [
-        (1, ["classic", "device", "dqn", "sac", "site-explore", "td3"], "classic"),
+        (1, ["classic", "atari", "device", "dqn", "sac", "site-explore", "td3"], "classic"),
         (4, SMALL_PRESETS, "fast"),
-        (8, ["classic", "fast", "heavy", "device", "dqn", "max-gpu", "sac", "site-explore", "td3"], "heavy"),
-        (16, ["classic", "fast", "heavy", "beast", *LARGE, *META_WORLD, "sac", "site-explore", "td3"], "beast"),
+        (8, ["classic", "fast", "heavy", "atari", "device", "dqn", "max-gpu", "sac", "site-explore", "td3"], "heavy"),
+        (
+            16,
+            [
+                "classic",
+                "fast",
+                "heavy",
+                "beast",
+                "atari",
+                "atari-fast",
+                *LARGE,
+                *META_WORLD,
+                "sac",
+                "site-explore",
+                "td3",
+            ],
+            "beast",
+        ),
     ],
 )
 def test_presets_table_shows_fit_and_alternative(
@@ -861,7 +877,8 @@ def test_presets_table_shows_fit_and_alternative(
     assert [name for name, row in rows if row.rstrip().endswith("  fits")] == fits
     for name, row in rows:
         if name not in fits:  # presets with fixed sizes have no alternative
-            assert row.rstrip().endswith("  too small" if name in META_WORLD else f"  too small, use {instead}")
+            other = "atari" if name == "atari-fast" else instead
+            assert row.rstrip().endswith("  too small" if name in META_WORLD else f"  too small, use {other}")
     assert f"This machine: {cores} {'core' if cores == 1 else 'cores'}, 64 GB of memory. `heavy` is" in rest
 
 
@@ -891,13 +908,15 @@ def test_presets_that_need_more_memory_do_not_fit(
     assert [row["preset"] for row in rows if row["fits"]] == [
         "classic",
         "fast",
+        "atari",
         "device",
         "dqn",
         "sac",
         "site-explore",
         "td3",
     ]
-    assert {row["instead"] for row in rows if not row["fits"] and row["preset"] not in META_WORLD} == {"fast"}
+    others = [row for row in rows if not row["fits"] and row["preset"] not in META_WORLD]
+    assert {row["instead"] for row in others if row["preset"] != "atari-fast"} == {"fast"}
     assert {row["instead"] for row in rows if row["fits"]} == {None}
 
 

@@ -39,6 +39,16 @@ def test_isaac_presets_have_documented_sizes() -> None:
     assert (largest.n_envs, largest.n_steps, largest.batch_size) == (256, 4096, 4096)
 
 
+def test_atari_presets_have_the_fields_settings() -> None:
+    atari, fast = (load_preset(name).apply(Config()).recipe for name in ("atari", "atari-fast"))
+    assert (atari.n_envs, atari.n_steps, atari.batch_size, atari.n_epochs, atari.overlap) == (8, 128, 256, 4, "off")
+    assert (fast.n_envs, fast.n_steps, fast.batch_size, fast.n_epochs, fast.overlap) == (64, 128, 1024, 4, "auto")
+    for recipe in (atari, fast):
+        assert (recipe.learning_rate, recipe.lr_schedule, recipe.adam_eps) == (2.5e-4, "linear", 1e-5)
+        assert (recipe.clip_range, recipe.clip_schedule, recipe.ent_coef, recipe.vf_coef) == (0.1, "linear", 0.01, 0.5)
+        assert (recipe.gamma, recipe.gae_lambda, recipe.max_grad_norm, recipe.net_arch) == (0.99, 0.95, 0.5, ())
+
+
 def test_classic_preset_equals_sb3_defaults() -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     recipe = load_preset("classic").apply(Config()).recipe
@@ -136,6 +146,7 @@ def test_larger_preset_is_suggested_in_one_line_with_gpu() -> None:
     (note,) = resolve_layers(None, None, has_gpu=True, env="unidle/CartPole-v1").notes
     assert "try --preset device" in note
     assert preset_for_gpu("gymnax:CartPole-v1") == "device"
+    assert preset_for_gpu("ale:pong") == "atari-fast"
     (note,) = resolve_layers(None, None, has_gpu=False, env="HalfCheetah-v5").notes
     assert note == "No --preset given; using `classic`. `unidle presets` lists them all."
     assert resolve_layers("fast", None, has_gpu=True).notes == []

@@ -8,7 +8,8 @@ import torch
 from unidle.config import Config, Engine
 from unidle.config.validate import validated
 from unidle.engine import placement
-from unidle.engine.placement import choose_device, choose_workers, too_many_workers
+from unidle.engine.placement import choose_device, choose_vector_envs, choose_workers, too_many_workers
+from unidle.envs.make import EnvMaker
 from unidle.errors import UsageError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -42,6 +43,34 @@ def test_workers_are_used_if_faster_or_requested(
     engine: Engine, n_envs: int, step_seconds: float, is_busy: bool, workers: int
 ) -> None:
     assert choose_workers(engine, n_envs, step_seconds, is_busy=is_busy) == workers
+
+
+FACTORY = EnvMaker("mine:make", list)
+NATIVE = EnvMaker("mine:", list, kind="native", native=lambda maker, size: None)
+
+
+@pytest.mark.parametrize(
+    ("maker", "engine", "device", "overlap", "count", "processes"),
+    [
+        (NATIVE, Engine(), GPU, True, 2, 2),  # one steps while the other waits for its actions
+        (NATIVE, Engine(), GPU, False, 2, 0),
+        (NATIVE, Engine(), CPU, True, 1, 1),  # with quick steps, one inference for all is faster
+        (NATIVE, Engine(slices=4), GPU, True, 4, 4),
+        (NATIVE, Engine(workers=3), GPU, False, 3, 3),
+        (NATIVE, Engine(workers=99), GPU, True, 16, 16),
+        (NATIVE, Engine(subproc=True), GPU, False, 2, 2),
+        (NATIVE, Engine(subproc=False), GPU, True, 2, 0),
+        (FACTORY, Engine(), GPU, True, 1, 1),  # a factory returns one
+        (FACTORY, Engine(workers=3), GPU, True, 1, 1),
+        (FACTORY, Engine(), GPU, False, 1, 0),
+        (FACTORY, Engine(subproc=True), CPU, False, 1, 1),
+        (FACTORY, Engine(subproc=False), GPU, True, 1, 0),
+    ],
+)
+def test_vector_envs_have_their_own_processes_with_overlap_or_if_requested(
+    maker: EnvMaker, engine: Engine, device: torch.device, overlap: bool, count: int, processes: int
+) -> None:
+    assert choose_vector_envs(maker, engine, 16, 1e-6, device, overlap=overlap) == (count, processes)
 
 
 def test_more_workers_than_cores_warn_with_number_to_use() -> None:

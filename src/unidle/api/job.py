@@ -20,7 +20,7 @@ from unidle.engine.build import resolve_network
 from unidle.engine.placement import choose_device
 from unidle.envs.env_object import settings_of
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker, is_name_or_factory
-from unidle.envs.vector.host_envs import vector_size
+from unidle.envs.vector.host_envs import fixed_batch
 from unidle.envs.wrap import wrapper_entries
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
@@ -94,16 +94,15 @@ def maker_for(maker: EnvMaker, config: Config) -> EnvMaker:
 
 def fit_to_env(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
     """Return the unvalidated `config` with settings that depend on the environment, and notes for the user."""
-    size = vector_size(maker)
-    config, notes = (config, []) if size is None else _with_n_envs(config, maker, size)
+    batch = fixed_batch(maker)
+    config, notes = (config, []) if batch is None else _with_n_envs(config, maker, batch.n_envs)
     recipe, engine = config.recipe, config.engine
     if recipe.overlap != "auto":
         return config, notes
     has_many_envs = recipe.on_policy and recipe.n_envs >= _OVERLAP_MIN_ENVS
-    has_single_envs = (
-        size is None and engine.subproc is not False and maker_for(maker, config).kind in ("gymnasium", "unknown")
-    )
-    use_overlap = has_many_envs and has_single_envs and choose_device(engine.device).type == "cuda"
+    on_host = maker_for(maker, config).kind in ("gymnasium", "native", "unknown") and not (batch and batch.on_device)
+    in_processes = on_host and engine.subproc is not False
+    use_overlap = has_many_envs and in_processes and choose_device(engine.device).type == "cuda"
     if use_overlap:
         notes = [
             Remark(

@@ -122,7 +122,7 @@ class TrainedRun:
         else:
             check_seed(seed)
         recipe, engine = self.config.recipe, self.config.engine
-        maker = self.maker()
+        maker = self.maker().for_evaluation()
         env_spec = probe(maker, recipe.discretize)
         if (
             env_spec.obs_layout.space != self.agent.obs_layout.space
@@ -130,7 +130,9 @@ class TrainedRun:
         ):
             raise UsageError(f"{maker.name} does not have the spaces that {display_path(self.path)} was trained on.")
         n_envs = min(episodes, 10)
-        workers = choose_workers(engine, n_envs, env_spec.step_seconds, is_busy=self.agent.device.type == "cuda")
+        workers, is_busy = 0, self.agent.device.type == "cuda"
+        if not env_spec.vectorised:
+            workers = choose_workers(engine, n_envs, env_spec.step_seconds, is_busy=is_busy)
         envs = make_envs(maker, env_spec, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
         try:
             use_statistics(envs, self.agent.env_statistics)

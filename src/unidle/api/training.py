@@ -56,8 +56,8 @@ def train(
 ) -> TrainedRun | TrainedGroup:
     """Train a policy and return the run; with `seeds` (how many, or which), one run per seed, all at the same time.
 
-    `env` is a Gymnasium id, "envpool:id", "module:callable", a factory of single or vector environments, or an
-    environment from `gymnasium.make`, which is created again. `wrappers` are names ("module:callable") or callables.
+    `env` is a Gymnasium id, "envpool:id", "ale:game", "module:callable", a factory of single or vector environments, or
+    an environment from `gymnasium.make`, which is created again. `wrappers` are names ("module:callable") or callables.
     `settings` are the command line's flags with underscores (timesteps=200_000, seed=1, n_envs=8, …); they override
     `engine` (a YAML file that `unidle tune` wrote), which overrides `config` (a YAML file), which overrides `preset`.
     `resume="auto"` resumes the run or group of this name if there is one, so that the same call may start again and

@@ -25,8 +25,15 @@ from unidle.engine.cuda_graphs import Capture
 from unidle.engine.env_notes import env_notes, require_episode_records, require_images
 from unidle.engine.learn.device_loop import DeviceLoop, can_capture_iteration
 from unidle.engine.memory_check import require_memory_for_networks, require_memory_for_rollouts
-from unidle.engine.other_trainers import OtherTrainers
-from unidle.engine.placement import choose_device, choose_slices, choose_workers, fewer_workers, set_numerics
+from unidle.engine.other_trainers import CoreShare, OtherTrainers
+from unidle.engine.placement import (
+    choose_device,
+    choose_slices,
+    choose_vector_envs,
+    choose_workers,
+    fewer_workers,
+    set_numerics,
+)
 from unidle.engine.sharing import Sharing
 from unidle.envs.aio.pool import AsyncEnvs
 from unidle.envs.device.host_view import TensorEnvs
@@ -39,6 +46,7 @@ from unidle.envs.probe import probe
 from unidle.envs.protocol import HostEnvs
 from unidle.envs.spec import EnvSpec
 from unidle.envs.vector.host_envs import make_vector_envs
+from unidle.envs.vector.pool import VectorPool
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.rng import DrawingFrom
@@ -127,18 +135,7 @@ def build_parts(
     else:
         # This process launches GPU work, or learns while the environments step.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
-        job = engine, recipe.n_envs, env_spec.step_seconds
-        workers = choose_workers(*job, is_busy=is_busy, cores=cores)
-        if workers and (reason := _stays_here(maker, engine)):
-            workers = 0
-            say(reason)
-        elif share is not None and workers < (alone := choose_workers(*job, is_busy=is_busy)):
-            say(fewer_workers(share, workers, alone))
-        if sharing is not None and engine.workers is None:
-            workers = min(recipe.n_envs, sharing.workers_of(workers))
-        slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
-        if sharing is not None:
-            slices = engine.slices or 1  # while a worker waits for actions, those of other runs have its core
+        workers, slices = _workers_and_slices(maker, env_spec, config, device, is_busy, share, sharing, say)
         envs = make_envs(maker, env_spec, recipe.n_envs, run.seed, workers, engine, slices=slices, sharing=sharing)
         workers = envs.workers
         try:
@@ -150,6 +147,41 @@ def build_parts(
     if others is not None:
         others.announce(max(1, workers * (sharing.members if sharing else 1) + is_busy))
     return RunParts(env_spec, algo, collector, loop, workers, cores, precision, capture)
+
+
+def _workers_and_slices(
+    maker: EnvMaker,
+    env_spec: EnvSpec,
+    config: Config,
+    device: torch.device,
+    is_busy: bool,
+    share: CoreShare | None,
+    sharing: Sharing | None,
+    say: Callable[[str], None],
+) -> tuple[int, int]:
+    """Worker processes, and slices of each; of vector environments, all slices."""
+    recipe, engine = config.recipe, config.engine
+    job = engine, recipe.n_envs, env_spec.step_seconds
+    if sharing is not None and engine.slices is None:
+        engine = replace(engine, slices=1)  # while a worker waits for actions, those of other runs have its core
+    if env_spec.vectorised:
+        with_overlap = recipe.overlap == "strict"
+        slices, workers = choose_vector_envs(
+            maker, engine, recipe.n_envs, env_spec.step_seconds, device, overlap=with_overlap
+        )
+        if workers and (reason := _stays_here(maker, engine)):
+            say(reason)
+            return 0, slices
+        return workers, slices
+    workers = choose_workers(*job, is_busy=is_busy, cores=share.cores if share is not None else None)
+    if workers and (reason := _stays_here(maker, engine)):
+        workers = 0
+        say(reason)
+    elif share is not None and workers < (alone := choose_workers(*job, is_busy=is_busy)):
+        say(fewer_workers(share, workers, alone))
+    if sharing is not None and engine.workers is None:
+        workers = min(recipe.n_envs, sharing.workers_of(workers))
+    return workers, choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
 
 
 def _stays_here(maker: EnvMaker, engine: Engine) -> str | None:
@@ -174,18 +206,22 @@ def make_envs(
 ) -> HostEnvs:
     """Environments in this process, or in `workers` worker processes with `slices` slices each.
 
-    Vector environments are stepped by their own library. Asynchronous ones share an event loop in this process, or one
-    per worker process if the user sets workers; each is its own slice, unless the user sets the number of slices.
+    Vector environments are stepped by their own library: in this process `slices` of them, or one in each worker
+    process. Asynchronous ones share an event loop in this process, or one per worker process if the user sets workers;
+    each is its own slice, unless the user sets the number of slices.
     """
     maker = maker.for_n_envs(n_envs)
     if workers and _stays_here(maker, engine):
         workers = 0
     if env_spec.on_device:
         return TensorEnvs(maker.device_env(n_envs, seed, first_index=first_index), env_spec)
+    restarts, timeout = engine.max_env_restarts, engine.env_timeout
     if env_spec.vectorised:
-        return make_vector_envs(maker, env_spec, n_envs, seed, first_index, slices)
-    restarts = engine.max_env_restarts
-    timeout = engine.env_timeout
+        if not workers:
+            return make_vector_envs(maker, env_spec, n_envs, seed, first_index, slices)
+        pools = None if sharing is None else sharing.pools
+        limits: dict[str, Any] = {"env_timeout": timeout, "max_env_restarts": restarts}
+        return VectorPool(maker, env_spec, n_envs, seed, workers, first_index, **limits, shared=pools)
     if maker.kind == "async":
         maker = replace(maker, step_timeout=timeout)
         # One event loop is usually enough, and rate limits per site hold only within one process.

@@ -11,6 +11,7 @@ from unidle.config import Engine, Recipe
 from unidle.config.machine import available_cores
 from unidle.engine.collect.host import QUICK_SECONDS
 from unidle.engine.other_trainers import CoreShare
+from unidle.envs.make import EnvMaker
 from unidle.errors import UsageError
 
 # A round trip to a worker takes about this long: work that takes less is faster in this process.
@@ -70,6 +71,20 @@ def choose_slices(engine: Engine, n_envs: int, workers: int, step_seconds: float
     """Slices per worker: two, or one if a CPU infers for all environments together because they step so fast."""
     quick = device.type == "cpu" and step_seconds * n_envs / max(1, 2 * workers) < QUICK_SECONDS
     return engine.slices or (1 if quick else 2)
+
+
+def choose_vector_envs(
+    maker: EnvMaker, engine: Engine, n_envs: int, step_seconds: float, device: torch.device, *, overlap: bool
+) -> tuple[int, int]:
+    """How many vector environments to create, and in how many processes of their own to step them; 0: in this one.
+
+    A factory returns one. Of a native library two by default, so that one steps while the other waits for its actions;
+    the environments have the same seeds in any number of them.
+    """
+    count = engine.workers or choose_slices(engine, n_envs, 0, step_seconds, device)
+    count = 1 if maker.native is None else min(count, n_envs)
+    asked = engine.subproc or engine.workers is not None
+    return count, count if asked or (overlap and engine.subproc is not False) else 0
 
 
 def too_many_workers(engine: Engine) -> str | None:

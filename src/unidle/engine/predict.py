@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unidle.envs.vector.host_envs import decode_batch
+from unidle.envs.vector.decode import decode_batch
 from unidle.errors import UsageError
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, ObservationLayout

@@ -40,9 +40,10 @@ class PerEnv:
         return self.factories[0](**kwargs)
 
 
-# What an EnvMaker's factory returns: one gymnasium.Env; an EnvPool; a DeviceEnv; an AsyncEnv; or, from a user's
-# function, a gymnasium.Env or a vector environment, known only after calling it.
-EnvKind = Literal["gymnasium", "envpool", "device", "async", "unknown"]
+# What an EnvMaker's factory returns: one gymnasium.Env; a native vector environment (EnvPool, ALE) of as many
+# environments as asked for; a DeviceEnv; an AsyncEnv; or, from a user's function, a gymnasium.Env or a vector
+# environment, known only after calling it.
+EnvKind = Literal["gymnasium", "native", "device", "async", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class EnvMaker:
     kwargs: dict[str, Any] = field(default_factory=dict)
     kind: EnvKind = "unknown"
     single_env: EnvFactory | None = None  # the equivalent single gymnasium.Env of a DeviceEnv or AsyncEnv
+    native: Callable[[EnvMaker, int], Any] | None = None  # (maker, number of environments) → VectorAdapter; if native
+    evaluation_kwargs: dict[str, Any] = field(default_factory=dict)  # those that differ in evaluations
     obs_groups: tuple[str, ...] | None = None  # observation groups of a simulator, (): all; None: only the policy's
     action_masks: bool = True  # False: masks that the environment gives are ignored
     wrappers: tuple[Wrapper, ...] = ()  # around each single gymnasium.Env
@@ -81,11 +84,15 @@ class EnvMaker:
         """The maker with the wrappers of the setting `wrappers`; environments on the device become single ones."""
         if not wrappers:
             return self
-        if self.kind in ("async", "envpool"):
+        if self.kind in ("async", "native"):
             raise UsageError(
                 f"--wrapper and --frame-stack wrap a single gymnasium.Env, which {self.name} is not; leave them out."
             )
         return replace(self.on_host(), wrappers=tuple(map(wrapper_of, wrappers)))
+
+    def for_evaluation(self) -> EnvMaker:
+        """The maker of environments in which a policy is evaluated."""
+        return replace(self, kwargs={**self.kwargs, **self.evaluation_kwargs})
 
     def of_env(self, index: int) -> EnvMaker:
         """The maker of environment `index`."""
@@ -114,7 +121,7 @@ class EnvMaker:
             return self.on_host()(**extra)
         if self.kind == "async":
             return self._single(self.single_env or partial(GymnasiumAsyncEnv, self.factory))(**extra)
-        if self.kind != "envpool":
+        if self.kind != "native":
             env = self.single_or_vector(**extra)
             if adapter_for(env) is None:
                 assert isinstance(env, gymnasium.Env)
@@ -164,9 +171,9 @@ class EnvMaker:
         env: AsyncEnv = self._call({})
         return env
 
-    def envpool(self, seeds: Sequence[int]) -> Any:
-        """Create an EnvPool with one environment per seed."""
-        return self._call({"num_envs": len(seeds), "seed": list(seeds)})
+    def create(self, **extra: Any) -> Any:
+        """Call the factory of a native vector environment."""
+        return self._call(extra)
 
     def device_env(self, n_envs: int, seed: int, device: Any = "cpu", first_index: int = 0) -> Any:
         """Create a DeviceEnv with environments `first_index`, …; a user's simulator decides how many."""
@@ -199,6 +206,7 @@ _BACKENDS: dict[str, Backend | str] = {
     "metaworld:": "unidle.tasks.backend:metaworld",
     "gymnax:": "unidle.envs.device.gymnax_env:backend",
     "brax:": "unidle.envs.device.brax_env:backend",
+    "ale:": "unidle.envs.vector.ale:backend",
     "envpool:": "unidle.envs.vector.envpool:backend",
 }
 

@@ -17,7 +17,6 @@ from unidle.envs.make import EnvMaker
 from unidle.envs.spec import UNANNOUNCED_MASK, EnvSpec, mask_from, random_action
 from unidle.envs.step_times import StepTimes
 from unidle.envs.surviving_state import plain_attributes, surviving
-from unidle.envs.vector.adapters import EnvPoolVector
 from unidle.envs.vector.host_envs import probe_vector
 from unidle.errors import UsageError, wrap_errors
 from unidle.spaces.actions import ActionLayout
@@ -29,9 +28,9 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> EnvS
     with wrap_errors("The environment failed in the test steps before training"):
         if maker.kind == "device":
             return _device_spec(maker.device_env(1, seed), maker, discretize)
-        if maker.kind == "envpool":
-            with contextlib.closing(EnvPoolVector(maker, 1)) as pool:
-                return probe_vector(pool, discretize, seed, use_masks=maker.action_masks)
+        if maker.native is not None:
+            with contextlib.closing(maker.native(maker, 1)) as vector:
+                return probe_vector(vector, discretize, seed, use_masks=maker.action_masks)
         with maker.probed() as env:
             adapter = adapter_for(env)
             if adapter is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
-from unidle.envs.vector.host_envs import decode_batch
+from unidle.envs.vector.decode import decode_batch
 from unidle.nn.encoder import leaf_tensor
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout

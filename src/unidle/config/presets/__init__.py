@@ -13,6 +13,7 @@ from unidle.errors import UsageError
 
 _FOLDER = Path(__file__).parent
 _BY_SIZE = ("classic", "fast", "heavy", "beast")
+_ATARI = ("atari", "atari-fast")
 SITE_EXPLORE = "unidle/SiteExplore-v0"
 _ON_DEVICE = ("unidle/", "gymnax:", "brax:")  # prefixes of environments that run on the GPU
 
@@ -49,7 +50,8 @@ class Preset:
         """The largest preset that fits if this one does not; None if it fits, is fixed, or no preset fits."""
         if self.fixed or self.fits(cores, memory):
             return None
-        fitting = [name for name in _BY_SIZE if load_preset(name).fits(cores, memory)]
+        family = _ATARI if self.name in _ATARI else _BY_SIZE
+        fitting = [name for name in family if load_preset(name).fits(cores, memory)]
         return fitting[-1] if fitting else None
 
 
@@ -78,4 +80,6 @@ def default_preset(env: str | None = None, algo: str | None = None) -> str:
 
 def preset_for_gpu(env: str | None = None) -> str:
     """The preset to suggest in place of `classic` on a machine with a GPU."""
+    if env is not None and env.startswith("ale:"):
+        return "atari-fast"
     return "device" if env is not None and env.startswith(_ON_DEVICE) else "heavy"

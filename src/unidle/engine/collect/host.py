@@ -98,6 +98,8 @@ class HostCollector:
         self._has_failed = False  # the environments cannot continue
         self.is_cancelled = False  # the current rollout was cancelled
         self.boundary = Boundary(envs, rollouts[0].actions.shape[2], self._starts, self._state)
+        self._statistics_of = envs if isinstance(envs, StatisticsHolder) else None
+        self._env_statistics: dict[str, Any] | None = None  # at the boundary; None before the start
         self.stats = EpisodeStats(envs.env_spec.log_info)
 
     def close(self) -> None:
@@ -114,6 +116,7 @@ class HostCollector:
         """Begin episode 0 everywhere, and open a rollout in every slot."""
         self.envs.start(np.zeros(self.envs.n_envs, np.int64))
         self.boundary.set_to_current()
+        self._env_statistics = self._current_statistics()
         for _ in self._slots:
             self.open_rollout()
 
@@ -325,6 +328,9 @@ class HostCollector:
         if self.policy.state_size:
             with self._on_stream:
                 slot.last_states[envs] = self._state[envs]
+        if self._statistics_of is not None:  # now: later, they depend on how far the next rollout is
+            self._flush()  # if the worker is found dead, the rows of its environments are overwritten
+            slot.env_statistics = self._current_statistics()
         slot.unfinished -= 1
         self.schedule.enter_next_rollout(index)
 
@@ -339,6 +345,7 @@ class HostCollector:
         staging.upload(rollout, starts)
         rollout.states[-1].copy_(slot.last_states)
         self.boundary.advance(staging, rollout.states[-1])
+        self._env_statistics = slot.env_statistics
         self.stats.add(*staging.finished_episodes())
         self.stats.faults.update(self.faults.take_counts(index))
         self.schedule.oldest += 1
@@ -349,13 +356,16 @@ class HostCollector:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def env_statistics(self) -> dict[str, Any]:
-        """The running means that wrappers around the environments normalise with."""
-        return self.envs.statistics() if isinstance(self.envs, StatisticsHolder) else {}
+        """The running means that wrappers around the environments normalised with at the end of the last rollout."""
+        return self._current_statistics() if self._env_statistics is None else self._env_statistics
+
+    def _current_statistics(self) -> dict[str, Any]:
+        return {} if self._statistics_of is None else self._statistics_of.statistics()
 
     def load_env_statistics(self, state: dict[str, Any]) -> None:
         """Continue from `env_statistics`; before `load_state_dict`, which resets environments."""
-        if isinstance(self.envs, StatisticsHolder):
-            self.envs.load_statistics(state)
+        if self._statistics_of is not None:
+            self._statistics_of.load_statistics(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stood at the end of the last finished rollout, and the weights of open rollouts."""
@@ -387,6 +397,7 @@ class HostCollector:
         The policy's weights must be restored before.
         """
         differences = self.boundary.load_state_dict(state)
+        self._env_statistics = self._current_statistics()
         self.stats.load_state_dict(state)
         self.schedule.restart_at(state["number"])
         for _ in self._slots:

@@ -60,6 +60,7 @@ class RolloutSlot:
         # The recurrent state after the last step, kept here because inference uses its row in the rollout as trash row.
         self.last_states = torch.zeros_like(state)
         self.unfinished = 0  # slices that still have steps to take in this rollout
+        self.env_statistics: dict[str, Any] = {}  # at its end, of wrappers around a vector environment
 
     @property
     def behaviour(self) -> AnyPolicy | None:

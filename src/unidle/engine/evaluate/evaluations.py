@@ -81,7 +81,7 @@ class Evaluations:
         `env_statistics`: the running means with which wrappers of the training environments normalise now.
         """
         self._env_statistics = env_statistics
-        self._config, self._maker, self._env_spec = config, maker, env_spec
+        self._config, self._maker, self._env_spec = config, maker.for_evaluation(), env_spec
         self._policy, self._network, self._in_workers = policy, network, in_workers
         self.processes, self._delay, self._say = processes, delay, say
         self._clock, self._on_fault, self._stop = clock, on_fault, stop
@@ -234,7 +234,7 @@ class Evaluations:
     def _make_envs(self) -> HostEnvs:
         run, engine, workers = self._config.run, self._config.engine, 0
         n_envs = n_evaluation_envs(run.eval_episodes)
-        if self._in_workers and not self.is_async:
+        if self._in_workers and not (self.is_async or self._env_spec.vectorised):
             workers = choose_workers(engine, n_envs, self._env_spec.step_seconds, is_busy=True)
         return make_envs(self._maker, self._env_spec, n_envs, run.seed, workers, engine, FIRST_EVALUATION_ENV)
 

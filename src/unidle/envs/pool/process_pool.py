@@ -91,8 +91,10 @@ class ProcessPool:
             ) from None
         self.workers = min(workers, n_envs)
         self._is_async = maker.kind == "async"
-        # Asynchronous environments only wait: many workers of them can share a core without these rules.
-        self._shared_cores = None if shared is None or self._is_async else shared.cores
+        # Asynchronous environments only wait, so that many workers of them can share a core without these rules; and
+        # vector environments may use several cores.
+        roams = self._is_async or env_spec.vectorised
+        self._shared_cores = None if shared is None or roams else shared.cores
         self._places = [] if self._shared_cores is None else self._shared_cores.take(self.workers)
         self.workers = len(self._places) or self.workers
         shares = split_envs(n_envs, self.workers, slices)
@@ -305,6 +307,7 @@ class ProcessPool:
         self._signals.reset_worker(number)
         self._start(number)
         worker.receive(timeout)
+        self._prepare(number, timeout)
         if self._fallback_obs is None:  # no episode was started yet
             self._send_command(number, "make", ())
             return worker.receive(timeout)[1]
@@ -313,6 +316,9 @@ class ProcessPool:
             number, "restart", (self.block.episode[env_ids.start : env_ids.stop] + attempt, self._fallback_obs)
         )
         return worker.receive(timeout)[1]
+
+    def _prepare(self, number: int, timeout: float) -> None:
+        """What a replaced worker does before it starts episodes."""
 
     # -- commands ------------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,12 @@ class Worker:
         self._own_flags = signals.flags[job.slices[0] : job.slices[-1] + 1]
 
     def _make_slots(self, maker: Any, env_spec: EnvSpec, job: WorkerJob) -> Any:
-        return Slots(maker, env_spec, self._block, job.env_ids, job.seed, job.first_index)
+        arguments = maker, env_spec, self._block, job.env_ids, job.seed, job.first_index
+        if env_spec.vectorised:
+            from unidle.envs.vector.slots import VectorSlots  # imports the adapters
+
+            return VectorSlots(*arguments)
+        return Slots(*arguments)
 
     def run(self) -> None:
         """Run commands and step slices; wait if there are none."""

@@ -1,4 +1,4 @@
-"""One interface for the vector environments of Gymnasium, Stable-Baselines3 and EnvPool.
+"""One interface for the vector environments of Gymnasium, Stable-Baselines3 and EnvPool; that of ALE is in ale.py.
 
 They differ in when they reset an environment whose episode ended, and where its final observation is:
 
@@ -54,6 +54,7 @@ class VectorStep:
     truncated: np.ndarray  # [N] bool
     final_obs: Callable[[int], Any]  # index → final observation of the episode that ended
     reset_obs: ObsBatch | None  # first observations of the environments that were reset, unless `obs` has them
+    scores: np.ndarray | None = None  # [N] what episode returns sum up, if that is not `rewards` (they are clipped)
 
 
 class VectorAdapter(Protocol):
@@ -136,7 +137,9 @@ class GymnasiumVector(_WrappedVector):
 
     def recv(self) -> VectorStep:
         """Finish the step."""
-        outcome = self._env.step_wait() if self._is_async else self._env.step(self._actions)
+        return self._step_from(self._env.step_wait() if self._is_async else self._env.step(self._actions))
+
+    def _step_from(self, outcome: Any) -> VectorStep:
         if not isinstance(outcome, tuple) or len(outcome) != 5:
             raise UsageError(
                 "step() of the vector environment must return (observations, rewards, terminated, truncated, infos)."
@@ -266,7 +269,7 @@ class EnvPoolVector:
 
     def __init__(self, maker: EnvMaker, size: int) -> None:
         self._maker, self.size = maker, size
-        self._pool = maker.envpool([0])  # for its spaces
+        self._pool = maker.create(num_envs=1, seed=[0])  # for its spaces
         self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
         self._env_ids = np.arange(size)
         if self._pool.config["max_num_players"] != 1:
@@ -274,7 +277,7 @@ class EnvPoolVector:
 
     def reset(self, seeds: Sequence[int]) -> ObsBatch:
         """Reset all environments, each with its own seed."""
-        self._pool = self._maker.envpool(seeds)
+        self._pool = self._maker.create(num_envs=len(seeds), seed=list(seeds))
         return self._reset(self._env_ids)
 
     def _reset(self, env_ids: np.ndarray) -> ObsBatch:

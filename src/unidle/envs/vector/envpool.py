@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from unidle.envs.make import EnvMaker
+from unidle.envs.vector.adapters import EnvPoolVector
 from unidle.errors import UsageError
 
 # Set by unidle, not in env_kwargs.
@@ -35,4 +36,4 @@ def backend(name: str, kwargs: dict[str, Any]) -> EnvMaker:
     def make(**given: Any) -> Any:
         return envpool.make(task, env_type="gymnasium", **given)
 
-    return EnvMaker(name, make, kwargs, kind="envpool")
+    return EnvMaker(name, make, kwargs, kind="native", native=EnvPoolVector)

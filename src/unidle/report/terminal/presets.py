@@ -19,7 +19,7 @@ _FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
     "total batch": lambda row: f"{row['total_batch']:,}",
     "batch": lambda row: f"{row['batch_size']:,}",
     "epochs": lambda row: MISSING if row["n_epochs"] is None else str(row["n_epochs"]),
-    "network": lambda row: ",".join(map(str, row["network"])) or "custom",
+    "network": lambda row: ",".join(map(str, row["network"])) or MISSING,
     "cores": lambda row: str(row["cores"]),
     "memory": lambda row: f"{row['memory_gb']} GB",
     "this machine": lambda row: _fit(row, "too small, use "),
