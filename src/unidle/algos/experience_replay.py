@@ -45,8 +45,13 @@ class ExperienceReplay:
         n_tasks: int = 1,
         tasks_of: Callable[[Tensor], Tensor] | None = None,
         report: Report = no_report,
+        ranks: int = 1,
     ) -> None:
-        """`tasks_of` maps observations [N, obs_bytes] to their tasks [N], if there are several."""
+        """`tasks_of` maps observations [N, obs_bytes] to their tasks [N], if there are several.
+
+        With several `ranks`, `recipe` is one rank's share; steps and updates are counted for the whole job.
+        """
+        self._steps_per_rollout = recipe.total_batch * ranks
         self._recipe, self._capture, self._tasks_of, self._device = recipe, capture, tasks_of, device
         self._on_host = fits_only_on_host(recipe, obs_bytes, width, device, n_tasks, report)
         buffer_device = HOST if self._on_host else device
@@ -90,7 +95,7 @@ class ExperienceReplay:
             self._store_in_numpy(self.buffer, rollout)
         else:
             self._store(rollout)
-        self.steps += self._recipe.total_batch
+        self.steps += self._steps_per_rollout
         ratio = self._utd_ratio
         after_start = max(0, self.steps - self._first_step)
         total = self._updates_before + after_start * ratio.numerator // ratio.denominator
