@@ -4,8 +4,8 @@
 
 Ranks are processes on a CPU that reduce gradients by gloo. Each run's final policy is evaluated as in learning.py, and
 its curve is the mean of `rollout/return_mean` over ten equal parts of training. Both are compared with those of one
-process by the rule of side_by_side.py: no worse if the lower end of the 95 % interval of the difference is above −2 % of
-what one process gains over random actions.
+process by the rule of side_by_side.py: no worse if the lower end of the 95 % interval of the difference is above −2 %
+of what one process gains over random actions.
 
 Each run is saved when it ends, and the next command continues with those that are missing.
 """

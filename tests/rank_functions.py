@@ -213,12 +213,12 @@ def stop_by_callback(*, settings: dict[str, Any], iterations: int) -> int:
 
 
 class FailsOnce(gymnasium.Env):
-    """Raises in a step of the environment that `fails` names, until a file exists."""
+    """Raises in the 41st step of its episode on rank 1, until a file exists."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, mended: str = "", at_seed: int = -1) -> None:
+    def __init__(self, mended: str = "") -> None:
         self._mended, self._steps = Path(mended), 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:

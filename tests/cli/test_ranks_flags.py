@@ -49,7 +49,7 @@ def test_number_of_ranks_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_starts_no_further_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     as_rank(monkeypatch, 1, 3)
     assert ranks_to_start(None, 3) is None
-    with pytest.raises(UsageError, match="--ranks is 2, but torchrun has started 3 ranks; remove --ranks."):
+    with pytest.raises(UsageError, match="--ranks is 2, but torchrun has started 3 ranks; remove --ranks"):
         ranks_to_start(None, 2)
 
 

@@ -66,7 +66,7 @@ def test_only_rank_0_prints(tmp_path: Path) -> None:
 def test_signal_reaches_every_rank_once(number: signal.Signals, tmp_path: Path) -> None:
     code = (
         "import signal\n"
-        "got = lambda *_: open(sys.argv[1] + '/got' + r, 'a').write('x') or sys.exit(0)\n"
+        "got = lambda *_: open(sys.argv[1] + '/got' + r, 'a').write('x') and sys.exit(0)\n"
         "signal.signal(int(os.environ['NUMBER']), got)\n"
         "pathlib.Path(sys.argv[1], 'ready' + r).touch()\n"
         "time.sleep(60)"

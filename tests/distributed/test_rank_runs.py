@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,13 +87,19 @@ def test_three_ranks_have_equal_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ppo", "strict", "sac", "dqn"])
 def test_run_repeats_and_resumes_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    settings = SETTINGS[kind]
-    whole = new_run(tmp_path, "whole", timesteps=768, **settings)
-    new_run(tmp_path, "half", timesteps=384, **settings)
-    resumed = train(tmp_path, "--resume", "runs/half", "--quiet", timesteps=768)
+    settings = {**SETTINGS[kind], "timesteps": 768, "checkpoint_every": 128, "keep_checkpoints": 9}
+    whole = new_run(tmp_path, "run", **settings)
+    folder = tmp_path / "runs" / "run"
+    shutil.copytree(folder, tmp_path / "runs" / "half")
+    for part in (tmp_path / "runs" / "half" / "checkpoints").glob("step-*.pt"):
+        if int(part.name[5:17]) > 384:
+            part.unlink()  # as if it had been killed then
+    again = new_run(tmp_path, "again", **settings)
+    resumed = train(tmp_path, "--resume", "runs/half", "--quiet")
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stderr == ""
-    for one, other in zip(whole, states(tmp_path / "runs" / "half")):
+    for one, repeated, other in zip(whole, again, states(tmp_path / "runs" / "half")):
+        assert_same(one, repeated)
         assert_same(one, other)
     assert not torch.equal(whole[0]["collector"]["obs"], whole[1]["collector"]["obs"])
 

@@ -7,8 +7,10 @@ GPU of its own; otherwise they are staged in page-locked memory and reduced by g
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -37,6 +39,7 @@ class Ranks:
         with self._contact():
             if not dist.is_initialized():
                 dist.init_process_group("gloo", timeout=timeout)
+                atexit.register(_leave)
             self._control = dist.new_group(backend="gloo", timeout=timeout)
         self.have_failed = False  # the ranks have agreed to end
         self._nccl: dist.ProcessGroup | None = None
@@ -189,7 +192,8 @@ class Ranks:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            lines = str(error).splitlines() or [type(error).__name__]
+            reason = re.sub(r"^\[[^]]*\] ", "", lines[0]).partition(". ")[0].rstrip(".")  # without torch's source line
             raise LostRankError(f"Rank {self.rank} has lost another rank ({reason}).") from error
 
 
@@ -201,6 +205,12 @@ def on_first(ranks: Ranks | None, function: Callable[[], _T]) -> _T:
 def stage(ranks: Ranks | None) -> contextlib.AbstractContextManager[None]:
     """`Ranks.stage`, or nothing in a process that trains alone."""
     return contextlib.nullcontext() if ranks is None else ranks.stage()
+
+
+def _leave() -> None:
+    """Before the interpreter ends: gloo's threads would end the process with an error."""
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager

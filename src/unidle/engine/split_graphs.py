@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class SplitGraphs:
 
     def __init__(
         self,
-        pool: tuple[int, int],
+        pool: Any,
         generators: Sequence[torch.Generator],
         new_graph: Callable[[], torch.cuda.CUDAGraph] = torch.cuda.CUDAGraph,
     ) -> None:

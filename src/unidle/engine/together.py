@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,8 +132,8 @@ class Together:
 
     def keep_fault(self, fault: Fault, step: int) -> bool:
         """Keep a fault of this rank for rank 0, which reports it; False if this is rank 0."""
-        if self.ranks is not None and not self.is_first:
-            self._faults.append((replace(fault, env=fault.env + self.first_env), step))
+        if not self.is_first:
+            self._faults.append((fault, step))
         return not self.is_first
 
     # -- failures ------------------------------------------------------------------------------------------------------

@@ -120,6 +120,7 @@ class HostCollector:
 
     def take_part(self, rank: int, ranks: int) -> None:
         """Act as `rank` of `ranks`, whose environments have the noise that they would have in one process."""
+        self.faults.first_env = rank * self.envs.n_envs
         for slot in self._slots:
             slot.inference.noise.take_part(rank, ranks)
 
