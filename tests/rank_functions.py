@@ -26,6 +26,7 @@ from unidle.config import recipe_for
 from unidle.distributed.place import current_place
 from unidle.distributed.ranks import Ranks
 from unidle.engine.checkpoint.rank_folder import weights_digest
+from unidle.engine.cuda_graphs import Capture
 from unidle.engine.together import Together
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import ActorCritic
@@ -210,6 +211,31 @@ def stop_by_callback(*, settings: dict[str, Any], iterations: int) -> int:
     Together.decide = recording  # type: ignore[method-assign]
     unidle.train(**settings, after_iteration=[stop])
     return found[-1]
+
+
+def guarded(*, settings: dict[str, Any]) -> dict[str, Any]:
+    """The weights' hashes of a run on a GPU whose iterations 4 to 8 must not sync, and what was not captured."""
+    found: list[str] = []
+    fallbacks: list[str] = []
+    decide, fall_back = Together.decide, Capture.fall_back
+
+    def guarding(self: Together, algo: Any, *arguments: Any, **others: Any) -> bool:
+        torch.cuda.set_sync_debug_mode("default")
+        found.append(weights_digest(algo))
+        saves = decide(self, algo, *arguments, **others)
+        torch.cuda.set_sync_debug_mode("error" if 3 <= self._progress.iteration < 8 else "default")
+        return saves
+
+    def recording(self: Capture, name: str, error: Exception, to: str) -> None:
+        fallbacks.append(f"{name} {to}")
+        fall_back(self, name, error, to)
+
+    Together.decide, Capture.fall_back = guarding, recording  # type: ignore[method-assign]
+    try:
+        unidle.train(**settings)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return {"digests": found, "fallbacks": fallbacks}
 
 
 class FailsOnce(gymnasium.Env):

@@ -86,7 +86,7 @@ def test_three_ranks_have_equal_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ppo", "strict", "sac", "dqn"])
-def test_run_repeats_and_resumes_bit_for_bit(kind: str, tmp_path: Path) -> None:
+def test_run_that_was_killed_resumes_bit_for_bit(kind: str, tmp_path: Path) -> None:
     settings = {**SETTINGS[kind], "timesteps": 768, "checkpoint_every": 128, "keep_checkpoints": 9}
     whole = new_run(tmp_path, "run", **settings)
     folder = tmp_path / "runs" / "run"
@@ -94,12 +94,10 @@ def test_run_repeats_and_resumes_bit_for_bit(kind: str, tmp_path: Path) -> None:
     for part in (tmp_path / "runs" / "half" / "checkpoints").glob("step-*.pt"):
         if int(part.name[5:17]) > 384:
             part.unlink()  # as if it had been killed then
-    again = new_run(tmp_path, "again", **settings)
     resumed = train(tmp_path, "--resume", "runs/half", "--quiet")
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stderr == ""
-    for one, repeated, other in zip(whole, again, states(tmp_path / "runs" / "half")):
-        assert_same(one, repeated)
+    for one, other in zip(whole, states(tmp_path / "runs" / "half")):
         assert_same(one, other)
     assert not torch.equal(whole[0]["collector"]["obs"], whole[1]["collector"]["obs"])
 
@@ -114,24 +112,25 @@ def test_first_rollout_is_that_of_one_process(tmp_path: Path) -> None:
     assert sorted(ranks[0]["collector"]["recent_returns"]) == sorted(alone[0]["collector"]["recent_returns"])
 
 
-def test_other_number_of_ranks_continues_and_says_that_it_is_not_exact(tmp_path: Path) -> None:
-    for kind in ("ppo", "dqn"):
-        new_run(tmp_path, kind, timesteps=256, **SETTINGS[kind])
-        for ranks, step in ((1, 512), (4, 768)):
-            resumed = train(tmp_path, "--resume", f"runs/{kind}", "--quiet", ranks=ranks, timesteps=step)
-            assert resumed.returncode == 0, resumed.stderr
-            assert "it will not match an uninterrupted one" in resumed.stderr
-            found = states(tmp_path / "runs" / kind, ranks)
-            assert [state["step"] for state in found] == [step] * ranks
-            assert sum(len(state["collector"]["episode"]) for state in found) == 4
+@pytest.mark.parametrize(("kind", "sizes"), [("ppo", (2, 1)), ("dqn", (1, 2))])
+def test_other_number_of_ranks_continues_and_says_that_it_is_not_exact(
+    kind: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    before, after = sizes
+    new_run(tmp_path, "run", before, timesteps=256, **SETTINGS[kind])
+    resumed = train(tmp_path, "--resume", "runs/run", "--quiet", ranks=after, timesteps=512)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "it will not match an uninterrupted one" in resumed.stderr
+    found = states(tmp_path / "runs" / "run", after)
+    assert [state["step"] for state in found] == [512] * after
+    assert sum(len(state["collector"]["episode"]) for state in found) == 4
+    assert min(int(state["collector"]["episode"].min()) for state in found) > 0  # not the first episodes again
 
 
 def test_only_rank_0_writes_evaluates_and_shows(tmp_path: Path) -> None:
     done = train(tmp_path, run_name="run", timesteps=256, eval_every=128, eval_episodes=2, **PPO)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("runs/run") == train(tmp_path, run_name="x", timesteps=256, ranks=1, **PPO).stdout.count(
-        "runs/x"
-    )
+    assert done.stdout.count("final evaluation") == 1
     folder = tmp_path / "runs" / "run"
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "evaluation"] == [128, 256]
@@ -204,13 +203,12 @@ def test_killed_rank_ends_the_job_which_resumes_from_its_checkpoint(rank: int, t
     assert {state["step"] for state in states(tmp_path / "runs" / "run")} == {before + 256}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_all_ranks_in_order(number: signal.Signals, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_ranks_in_order(tmp_path: Path) -> None:
     process = started(tmp_path)
     pids = ranks_of(process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + signal.SIGINT
     assert not any(is_running(pid) for pid in pids.values())
     first, second = states(tmp_path / "runs" / "run")
     assert first["step"] == second["step"]
@@ -227,12 +225,11 @@ def test_signal_to_one_rank_ends_all_in_order(tmp_path: Path) -> None:
     assert first["step"] == second["step"]
 
 
-@pytest.mark.parametrize("workers", ["auto", "1"])
-def test_failing_environment_of_one_rank_saves_all(workers: str, tmp_path: Path) -> None:
+def test_failing_environment_of_one_rank_saves_all(tmp_path: Path) -> None:
     """The environment fails in the second rollout; what the first has taught is saved by both ranks."""
     mended = tmp_path / "mended"
     env = {"env": "rank_functions:FailsOnce", "env_kwargs": f"{{mended: {mended}}}", "max_env_restarts": 0}
-    settings = {**PPO, **env, "timesteps": 512, "run_name": "run", "eval_every": 0, "seed": 3, "workers": workers}
+    settings = {**PPO, **env, "timesteps": 512, "run_name": "run", "eval_every": 0, "seed": 3, "workers": 1}
     tests = str(Path(__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
 
@@ -302,7 +299,7 @@ def test_refused_in_one_sentence(settings: dict[str, Any], sentence: str, tmp_pa
     assert not (tmp_path / "runs" / "run").exists()
 
 
-def test_torchrun_starts_the_same_job(tmp_path: Path) -> None:
+def test_torchrun_starts_the_same_job_which_repeats_bit_for_bit(tmp_path: Path) -> None:
     settings = {**PPO, "timesteps": 256}
     arguments = [*flags({**settings, "run_name": "torchrun", "eval_every": 0, "seed": 3}), "--quiet"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "unidle", "train"]
