@@ -25,6 +25,10 @@ class TrainingError(Exception):
     """Training cannot continue (a non-finite loss, a failing environment); the last good checkpoint is kept."""
 
 
+class DivergedError(TrainingError):
+    """Weights, rewards or observations are NaN or infinite: there is nothing worth saving."""
+
+
 class WriteError(TrainingError):
     """A file in the run folder cannot be written: `what` is wrong, and the `remedy`."""
 
@@ -39,6 +43,14 @@ class ResumableError(TrainingError):
     def __init__(self, what: str, how: str) -> None:
         super().__init__(f"{what}\n{how}")
         self.what = what
+
+
+class AgreedError(Exception):
+    """A rank of a data-parallel job ends because of an error that rank 0 reports."""
+
+
+class LostRankError(Exception):
+    """Another rank of a data-parallel job has ended, or has not answered in time."""
 
 
 # What user code may raise; SystemExit from an environment that calls sys.exit(), which must not end the run as if it

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 # Purposes of streams: the second part of a key.
-NOISE, EVALUATION, SHUFFLE, PREDICTION, PLASTICITY = 1, 2, 3, 4, 5
+NOISE, EVALUATION, SHUFFLE, PREDICTION, PLASTICITY, RANK = 1, 2, 3, 4, 5, 6
 
 # Constants of the 32-bit hash for counter-based random numbers on a device: odd, and all different.
 HASH_FACTORS, HASH_EPISODE, HASH_DRAW = (0x21F0AAAD, 0x735A2D97), 0x1E3779B9, 0x05EBCA6B
@@ -28,6 +28,14 @@ def reseed(generator: torch.Generator, *key: int) -> torch.Generator:
     """Seed `generator` by a key, and return it."""
     seed = int(np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0])
     return generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+
+
+def seed_globally(*key: int) -> None:
+    """Seed the global random generators by a key."""
+    seed = int(np.random.SeedSequence(list(key)).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
 
 
 _METHODS = ("uniform_", "normal_", "bernoulli_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_")

@@ -620,13 +620,18 @@ def test_after_gradient_runs_before_clipping_and_step() -> None:
     assert plain.algo.optimiser.mean.abs().max() > 0
 
 
-def test_after_gradient_disables_fused_gradient_and_step() -> None:
-    run = small_run(Drift, **SMALL)
+@pytest.mark.parametrize("in_numpy", [True, False])
+def test_after_gradient_gets_every_gradient_before_its_step(in_numpy: bool) -> None:
+    """A hook that changes nothing leaves the weights as they are without it, up to rounding."""
+    hooked, plain = small_run(Drift, **SMALL), small_run(Drift, **SMALL)
     seen: list[Tensor] = []
-    run.algo.after_gradient = lambda gradient: seen.append(gradient.clone())
-    run.collect()
-    run.learn()
+    hooked.algo.after_gradient = lambda gradient: seen.append(gradient.clone())
+    for run in (hooked, plain):
+        if not in_numpy:
+            run.algo.ops.numpy_unsupported = "disabled by the test"  # type: ignore[attr-defined]
+        run.collect()
+        run.learn()
+        assert run.algo.ops.in_numpy == in_numpy  # type: ignore[attr-defined]
     assert len(seen) == 2 * 4  # once per minibatch
-    assert all(gradient.shape == run.algo.parameters.flat.shape for gradient in seen)
-    reason = run.algo.ops.dispatch.fallbacks["PPO minibatch"]  # type: ignore[attr-defined]
-    assert reason.startswith("after_gradient is set")
+    assert all(gradient.shape == hooked.algo.parameters.flat.shape for gradient in seen)
+    assert_close(hooked.algo.parameters.flat, plain.algo.parameters.flat, rtol=1e-4, atol=1e-6)

@@ -42,7 +42,7 @@ class DQN:
     n_tasks = 1
 
     def __init__(self, policy: QPolicy, recipe: DQNRecipe, gradient: Gradient) -> None:
-        self.policy, self.recipe = policy, recipe
+        self.policy, self.recipe, self._gradient = policy, recipe, gradient
         self.target = copy.deepcopy(policy)
         self.parameters, self.target_parameters = FlatParameters(policy), FlatParameters(self.target)
         device = self.parameters.flat.device
@@ -62,6 +62,7 @@ class DQN:
     def update(self, batch: Transitions, noise: Tensor) -> Tensor:
         """Update the Q network and, when it is due, the target network; returns |TD error| [B]."""
         means, errors = self.loss_gradient(batch)
+        self._gradient.finish(self.parameters.grad)
         norms = self.parameters.clip_(self.max_grad_norm)
         self._optimiser.step()
         with torch.no_grad():

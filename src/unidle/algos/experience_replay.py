@@ -47,11 +47,14 @@ class ExperienceReplay:
         tasks_of: Callable[[Tensor], Tensor] | None = None,
         report: Report = no_report,
         frames: Frames | None = None,
+        ranks: int = 1,
     ) -> None:
         """`tasks_of` maps observations [N, obs_bytes] to their tasks [N], if there are several.
 
-        `frames` are those of observations that are stacks with images.
+        `frames` are those of observations that are stacks with images. With several `ranks`, `recipe` is one rank's
+        share; steps and updates are counted for the whole job.
         """
+        self._steps_per_rollout = recipe.total_batch * ranks
         self._recipe, self._capture, self._tasks_of, self._device = recipe, capture, tasks_of, device
         self._on_host = fits_only_on_host(recipe, obs_bytes, width, device, n_tasks, report, frames)
         buffer_device = HOST if self._on_host else device
@@ -95,7 +98,7 @@ class ExperienceReplay:
             self._store_in_numpy(self.buffer, rollout)
         else:
             self._store(rollout)
-        self.steps += self._recipe.total_batch
+        self.steps += self._steps_per_rollout
         ratio = self._utd_ratio
         after_start = max(0, self.steps - self._first_step)
         total = self._updates_before + after_start * ratio.numerator // ratio.denominator

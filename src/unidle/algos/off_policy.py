@@ -26,6 +26,7 @@ from unidle.buffers.frames import Frames
 from unidle.buffers.replay import Transitions
 from unidle.buffers.rollout import Rollout
 from unidle.config import OffPolicyRecipe
+from unidle.distributed.ranks import Ranks
 from unidle.kernels.dispatch import Dispatch, Report, no_report
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.rng import PLASTICITY, keyed_generator
@@ -39,7 +40,10 @@ ChooseGradients = Callable[[Dispatch, Any, Transitions, Tensor], None]
 
 
 class Gradient:
-    """Computes gradients, in micro-batches where a batch does not fit in memory; each is passed to `after_gradient`."""
+    """Computes gradients, in micro-batches where a batch does not fit in memory.
+
+    Before the step along a gradient, however it was computed, a rule passes it to `finish`.
+    """
 
     def __init__(self, micro_batches: MicroBatches, after_gradient: AfterGradient | None = None) -> None:
         self._micro_batches, self._after_gradient = micro_batches, after_gradient
@@ -51,11 +55,10 @@ class Gradient:
         means, each = self._micro_batches.gradient(
             parameters, len(batch[0]), lambda rows: loss(*(part[rows] for part in batch))
         )
-        self.finish(parameters.grad)
         return means, each
 
     def finish(self, grad: Tensor) -> None:
-        """Pass `grad`, which was computed without `__call__`, to `after_gradient`."""
+        """Pass `grad` to `after_gradient`, which may change it."""
         if self._after_gradient is not None:
             self._after_gradient(grad)
 
@@ -104,13 +107,15 @@ class OffPolicy:
         capture: Capturer = no_capture,
         report: Report = no_report,
         after_gradient: AfterGradient | None = None,
+        ranks: Ranks | None = None,
         *,
         choose_update: ChooseUpdate | None = None,
         choose_gradients: ChooseGradients | None = None,
     ) -> None:
         """`policy` is already on its device: its parameters become views of one flat tensor there.
 
-        `choose_update` is for CUDA, `choose_gradients` for the CPU.
+        With `ranks`, `recipe` is this rank's share of the job's. `choose_update` is for CUDA, `choose_gradients` for
+        the CPU.
         """
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe, self._batch_size = policy, recipe, recipe.batch_size
@@ -120,12 +125,13 @@ class OffPolicy:
         self.parameters = rule.parameters
         self._device = self.parameters.flat.device
         self._random_shift = RandomShift(policy.obs_layout, recipe.random_shift) if recipe.random_shift else None
-        self._dispatch = Dispatch(report)
+        self._dispatch = Dispatch(report, None if ranks is None else ranks.all)
         self._phases = list(rule.phases)
-        # Kernels compute gradient and step together, and a CUDA graph cannot record arbitrary Python code.
+        # On a GPU, kernels compute gradient and step together, and a graph cannot record arbitrary Python code; but it
+        # can be split where ranks reduce.
         has_hook, on_cuda = after_gradient is not None, self._device.type == "cuda"
         self._choose_update = choose_update if on_cuda and not has_hook else None
-        self._choose_gradients = None if on_cuda or has_hook else choose_gradients
+        self._choose_gradients = None if on_cuda else choose_gradients
         self.experience = ExperienceReplay(
             recipe,
             policy.obs_layout.obs_bytes,
@@ -136,9 +142,10 @@ class OffPolicy:
             tasks_of=policy.tasks if rule.n_tasks > 1 else None,
             report=report,
             frames=Frames.of(policy.obs_layout),
+            ranks=1 if ranks is None else ranks.size,
         )
         changes = [*rule.changes, *self.experience.changes]
-        capture_updates = no_capture if has_hook else capture
+        capture_updates = no_capture if has_hook and ranks is None else capture
         self._updates = Updates(self.update, changes, self._device, capture_updates, len(self._phases))
         self._progress = 0.0
         rule.set_exploration(0.0, warm_up=self.experience.is_warm_up)

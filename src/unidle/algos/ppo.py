@@ -15,7 +15,7 @@ minibatches that do not fit in memory. Nothing here depends on that.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from unidle.buffers.replay import gather_obs
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
 from unidle.config.validate import sequence_length
+from unidle.distributed.ranks import Ranks
 from unidle.kernels.ppo_types import Coefficients, Counters
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.normalise import RunningNorm
@@ -47,6 +48,7 @@ _ADVANTAGE_EPS = 1e-8
 _KL_MARGIN = 1.5  # a minibatch whose KL divergence exceeds the target by this factor ends the iteration
 _MAX_IMPORTANCE = 2.0  # importance weights are unbounded, and a few large ones would dominate the loss
 _METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+N_MEANS = len(_METRICS) - 1  # those of a minibatch's loss
 
 
 @dataclass
@@ -111,9 +113,25 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
     return (log_ratio.exp() - 1 - log_ratio).mean()
 
 
-def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+def explained_variance(values: Tensor, returns: Tensor, ranks: Ranks | None = None) -> Tensor:
     """1 − Var[returns − values] / Var[returns]: 1 is a perfect critic, 0 a useless one."""
-    return 1 - (returns - values).var() / returns.var().clamp(min=1e-12)
+    if ranks is None:
+        return 1 - (returns - values).var() / returns.var().clamp(min=1e-12)
+    both = torch.stack((returns - values, returns)).flatten(1).double()
+    _, var, _ = ranks.merged(both.mean(1), both.var(1, unbiased=False), both.shape[1])
+    return 1 - var[0] / var[1].clamp(min=1e-12)
+
+
+@torch.no_grad()
+def normalised_over_ranks(advantages: Tensor, orders: Tensor, ranks: Ranks) -> Tensor:
+    """`advantages` [S, L], those of each minibatch of `orders` [minibatches, sequences] normalised over all ranks."""
+    minibatches = advantages[orders].flatten(1).double()
+    mean, var, count = ranks.merged(minibatches.mean(1), minibatches.var(1, unbiased=False), minibatches.shape[1])
+    deviation = (var * (count / (count - 1))).sqrt()
+    normalised = (minibatches - mean.unsqueeze(1)) / (deviation.unsqueeze(1) + _ADVANTAGE_EPS)
+    result = torch.empty_like(advantages)
+    result[orders] = normalised.to(advantages.dtype).view(*orders.shape, -1)
+    return result
 
 
 class PPO:
@@ -127,9 +145,17 @@ class PPO:
         recipe: PPORecipe,
         make_ops: Callable[[PPO], Ops],
         after_gradient: AfterGradient | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`policy` is already on its device: its parameters become views of one flat tensor there."""
-        self.policy, self.recipe, self.after_gradient = policy, recipe, after_gradient
+        """`policy` is already on its device: its parameters become views of one flat tensor there.
+
+        With `ranks`, `recipe` is this rank's share of the job's.
+        """
+        # A minibatch's mean and deviation are those of all ranks: `ops` normalises each epoch's minibatches in advance.
+        self.normalises_each_epoch = ranks is not None and recipe.normalize_advantage
+        if self.normalises_each_epoch:
+            recipe = replace(recipe, normalize_advantage=False)
+        self.policy, self.recipe, self.after_gradient, self.ranks = policy, recipe, after_gradient, ranks
         self.schedules = schedules_of(recipe)
         self.parameters = FlatParameters(policy)
         device = self.parameters.flat.device
@@ -178,7 +204,7 @@ class PPO:
                 break  # on a GPU, reading it would sync; there the remaining steps are masked instead
         metrics = self._metrics(batch)
         # At the end: the statistics must not change between acting on observations and learning from them.
-        self.policy.update_norm(rollout.obs[:-1])
+        self.policy.update_norm(rollout.obs[:-1], self.ranks)
         return metrics
 
     def prepare(self, rollout: Rollout, behaviour: ActorCritic | None = None) -> Batch:
@@ -246,7 +272,7 @@ class PPO:
         carried = self.return_carry.masked_fill(rollout.starts[0], 0.0)
         sums, carry = discounted_returns(rollout.rewards, ended, carried, self.recipe.gamma)
         self.return_carry.copy_(carry)
-        self.reward_norm.update(sums.reshape(-1, 1))
+        self.reward_norm.update(sums.reshape(-1, 1), self.ranks)
         return (rollout.rewards * self.reward_norm.scale).clamp(-_REWARD_CLIP, _REWARD_CLIP)
 
     # -- one minibatch -------------------------------------------------------------------------------------------------
@@ -292,7 +318,7 @@ class PPO:
         counters = self.counters
         means = counters.sums / counters.minibatches.clamp(min=1).unsqueeze(1)
         metrics: Metrics = dict(zip(_METRICS, means.unbind(1)))  # [member] each
-        metrics["explained_variance"] = explained_variance(batch.values, batch.returns)
+        metrics["explained_variance"] = explained_variance(batch.values, batch.returns, self.ranks)
         metrics["learning_rate"] = self.learning_rate.clone()
         metrics["clip_range"] = self.clip_range.clone()
         metrics["updates"] = counters.minibatches.clone()

@@ -17,11 +17,12 @@ from unidle.algos import ppo_verification as verification
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, no_capture
 from unidle.algos.evaluation import Evaluation
 from unidle.algos.micro_batches import AfterGradient, Loss, MicroBatches
-from unidle.algos.ppo import PPO, Batch
+from unidle.algos.ppo import N_MEANS, PPO, Batch, normalised_over_ranks
 from unidle.buffers.advantages import gae
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
 from unidle.config.validate import largest_divisor
+from unidle.distributed.ranks import Ranks
 from unidle.kernels.dispatch import Dispatch, Report, no_report, restored
 from unidle.kernels.numpy.ppo_minibatch import NumpyMinibatch
 from unidle.nn.actor_critic import ActorCritic
@@ -29,7 +30,6 @@ from unidle.nn.numpy_views import numpy_actor_critic, numpy_unsupported
 from unidle.nn.optim.optimiser import fused_step_unsupported
 
 _NODES_PER_MINIBATCH = 250  # of a CUDA graph, at most; and about 60 more for each step of a recurrent sequence
-_HAS_HOOK = "after_gradient is set, and this kernel computes gradient and step together"
 
 
 def new_ppo(
@@ -38,9 +38,10 @@ def new_ppo(
     capture: Capturer = no_capture,
     report: Report = no_report,
     after_gradient: AfterGradient | None = None,
+    ranks: Ranks | None = None,
 ) -> PPO:
     """PPO with the fastest operations for its device; `report` is called when one falls back to a slower one."""
-    return PPO(policy, recipe, lambda ppo: PPOOps(ppo, capture, report), after_gradient)
+    return PPO(policy, recipe, lambda ppo: PPOOps(ppo, capture, report), after_gradient, ranks)
 
 
 def iteration_nodes(recipe: PPORecipe) -> int | None:
@@ -73,7 +74,7 @@ class PPOOps:
         recipe, self.device = ppo.recipe, ppo.parameters.flat.device
         assert isinstance(recipe.batch_size, int)
         self.ppo, self._capture = ppo, capture
-        self.dispatch = Dispatch(report)
+        self.dispatch = Dispatch(report, None if ppo.ranks is None else ppo.ranks.all)
         self.micro_batches = MicroBatches("A minibatch", report)
         evaluation = Evaluation(ppo.policy, recipe, ppo.sequence_length, report)
         # The references; `_choose_numpy` and `choose_triton` replace them.
@@ -83,6 +84,7 @@ class PPOOps:
         self.values: Callable[[Tensor, Tensor], Tensor] = evaluation.values
         self.gae: Callable[..., tuple[Tensor, Tensor]] = gae
         self.loss: Callable[[Batch, Tensor, Tensor], Loss] = self.reference_loss
+        self.gradient: Callable[[Batch, Tensor], Tensor] = self.reference_gradient
         self.optimiser_step: Callable[[Tensor], None] = ppo.step
         self.learn: Callable[[Batch, Tensor], None] = self.reference_learn
         self._chosen = False
@@ -96,9 +98,13 @@ class PPOOps:
         # by address, so later batches are copied into the first.
         self._static_batches: dict[int, tuple[Batch, Callable[[], None]]] = {}
         self._learn_on: dict[int, Callable[[], None]] = {}
-        # Several minibatches per graph; on a CPU one at a time, so that environments do not wait longer.
+        self._advantages = torch.empty(0)  # of the batch that `prepare` returned, before `minibatches` normalises them
+        # Several minibatches per graph; on a CPU one at a time, so that environments do not wait longer, and with
+        # several ranks, which reduce between the gradient's graph and the step's.
         at_most = (
-            NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * ppo.sequence_length) if self.device.type == "cuda" else 1
+            NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * ppo.sequence_length)
+            if self.device.type == "cuda" and ppo.ranks is None
+            else 1
         )
         per_step = largest_divisor(recipe.total_batch // recipe.batch_size, at_most)
         self.orders = torch.zeros(per_step, sequences, dtype=torch.long, device=self.device)
@@ -120,19 +126,52 @@ class PPOOps:
             if kept is not None and kept.data_ptr() != new.data_ptr():
                 kept.copy_(new)
         self._learn_on[id(bound)] = learn
+        if self.ppo.normalises_each_epoch:
+            self._advantages = bound.advantages.clone()
         return bound
 
     def _captured(self, batch: Batch) -> Callable[[], None]:
-        learn = partial(self.learn, batch, self.orders)
-        if self.ppo.after_gradient is not None:
-            return learn  # the hook may do things that a graph cannot record
         counters = self.ppo.counters
         changes = [*self.ppo.optimiser.state_dict().values(), counters.sums, counters.minibatches, counters.stopped]
-        return self._capture("learning", learn, [self.ppo.parameters.flat, *changes])
+        changes.append(self.ppo.parameters.flat)
+        if self.ppo.after_gradient is None:
+            return self._capture("learning", partial(self.learn, batch, self.orders), changes)
+        return self._split_at_hook(batch, changes)
+
+    def _split_at_hook(self, batch: Batch, changes: list[Tensor]) -> Callable[[], None]:
+        """Two graphs for each minibatch: the hook between them may do things that a graph cannot record."""
+        grad, metrics = self.ppo.parameters.grad, torch.zeros(N_MEANS, device=self.device)
+        order = torch.zeros_like(self.orders[0])
+
+        def compute_gradient() -> None:
+            metrics.copy_(self.gradient(batch, order))
+
+        gradient = self._capture("gradients", compute_gradient, [grad, metrics])
+        step = self._capture("optimiser steps", lambda: self.optimiser_step(metrics), changes)
+
+        def learn() -> None:
+            for minibatch in self.orders.unbind():
+                order.copy_(minibatch)
+                gradient()
+                self._after_gradient(metrics)
+                step()
+
+        return learn
+
+    def _after_gradient(self, metrics: Tensor) -> None:
+        ppo = self.ppo
+        if ppo.after_gradient is not None:
+            ppo.after_gradient(ppo.parameters.grad)
+        if ppo.ranks is not None and ppo.recipe.target_kl is not None:
+            ppo.ranks.mean_(metrics)  # the KL divergence stops all ranks at the same minibatch
 
     def minibatches(self, batch: Batch, shuffle: torch.Generator) -> Iterator[Tensor]:
         """One epoch: the sequences in random order, [minibatches per step, sequences per minibatch] at a time."""
-        yield from self.shuffle(len(batch.obs), shuffle).view(-1, *self.orders.shape)
+        order = self.shuffle(len(batch.obs), shuffle).view(-1, *self.orders.shape)
+        if self.ppo.normalises_each_epoch:
+            assert self.ppo.ranks is not None
+            batch.advantages.copy_(normalised_over_ranks(self._advantages, order.flatten(0, 1), self.ppo.ranks))
+        yield from order
 
     def step(self, batch: Batch, minibatches: Tensor) -> None:
         """Learn from these minibatches of a batch that `prepare` returned."""
@@ -147,14 +186,12 @@ class PPOOps:
 
     def reference_learn(self, batch: Batch, orders: Tensor) -> None:
         """One step for each minibatch `orders` [minibatches, sequences] of `batch`."""
-        after_gradient, grad = self.ppo.after_gradient, self.ppo.parameters.grad
         for order in orders.unbind():
             metrics = self.gradient(batch, order)
-            if after_gradient is not None:
-                after_gradient(grad)
+            self._after_gradient(metrics)
             self.optimiser_step(metrics)
 
-    def gradient(self, batch: Batch, order: Tensor) -> Tensor:
+    def reference_gradient(self, batch: Batch, order: Tensor) -> Tensor:
         """Compute the gradient of the sequences `order` of `batch` in place; returns the metrics [5]."""
         return self.micro_batches.gradient(
             self.ppo.parameters, len(order), lambda part: self.loss(batch, order[part], order)
@@ -172,7 +209,7 @@ class PPOOps:
     @property
     def in_numpy(self) -> bool:
         """Whether minibatches are computed in NumPy."""
-        return isinstance(getattr(self.learn, "__self__", None), NumpyMinibatch)
+        return any(isinstance(getattr(part, "__self__", None), NumpyMinibatch) for part in (self.learn, self.gradient))
 
     def _choose_numpy(self, batch: Batch) -> None:
         ppo = self.ppo
@@ -183,13 +220,18 @@ class PPOOps:
                 network, ppo.parameters.grad, ppo.counters, ppo.coefficients, ppo.clip_range, ppo.optimiser.step
             )
 
-        unsupported = self.numpy_unsupported or (_HAS_HOOK if ppo.after_gradient else None)
         if self.device.type == "cpu":
             order = torch.arange(self.orders.shape[1])
             verify = partial(self._verify_minibatch, batch, order)
-            minibatch = self.dispatch.choose("PPO minibatch", None, build, verify, unsupported)
-            if minibatch is not None:
-                self.learn = minibatch.learn
+            self._use(self.dispatch.choose("PPO minibatch", None, build, verify, self.numpy_unsupported))
+
+    def _use(self, minibatch: MinibatchKernel | None) -> bool:
+        """Learn with a kernel, if there is one; with a hook between gradient and step, it computes gradients only."""
+        if minibatch is not None and self.ppo.after_gradient is None:
+            self.learn = minibatch.learn
+        elif minibatch is not None:
+            self.gradient = minibatch.gradient
+        return minibatch is not None
 
     def _verify_minibatch(self, batch: Batch, order: Tensor, minibatch: MinibatchKernel) -> None:
         verification.verify_gradient(self.ppo, batch, order, self.gradient, minibatch.gradient)
@@ -228,13 +270,15 @@ class PPOOps:
                 None,
                 lambda: kernels.new_minibatch(ppo),
                 lambda kernel: self._verify_minibatch(sample.batch, sample.order, kernel),
-                unsupported or (_HAS_HOOK if ppo.after_gradient else other_step),
+                unsupported or other_step,
             )
-            if minibatch is not None:
-                self.learn = minibatch.learn
+            has_gradient = self._use(minibatch)
+            if has_gradient and ppo.after_gradient is None:
                 return
             verify_step = partial(verification.verify_step, ppo)
             self.optimiser_step = choose("PPO step", ppo.step, lambda: kernels.new_step(ppo), verify_step, other_step)
+            if has_gradient:
+                return
             loss = choose(
                 "PPO loss",
                 None,

@@ -24,6 +24,7 @@ from unidle.algos.schedules import Schedule
 from unidle.algos.td3 import TD3
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
+from unidle.distributed.ranks import Ranks
 from unidle.kernels.dispatch import Report
 from unidle.nn.actor_critic import ActorCritic, NetworkFactory
 from unidle.nn.optim.flat_parameters import FlatParameters
@@ -107,7 +108,16 @@ def new_policy(
 
 
 def new_algorithm(
-    policy: Any, recipe: Recipe, capture: Capturer, report: Report, after_gradient: AfterGradient | None = None
+    policy: Any,
+    recipe: Recipe,
+    capture: Capturer,
+    report: Report,
+    after_gradient: AfterGradient | None = None,
+    ranks: Ranks | None = None,
 ) -> Algorithm:
-    """The recipe's algorithm for training `policy`, which is already on its device."""
-    return ALGORITHMS[recipe.algo].algorithm(policy, recipe, capture, report, after_gradient)
+    """The recipe's algorithm for training `policy`, which is already on its device.
+
+    With `ranks`, `recipe` is this rank's share of the job's, and `after_gradient` reduces gradients, in a way at which
+    `capture` can split a graph.
+    """
+    return ALGORITHMS[recipe.algo].algorithm(policy, recipe, capture, report, after_gradient, ranks)

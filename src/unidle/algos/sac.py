@@ -176,6 +176,7 @@ class SAC:
     def step(self, name: str) -> None:
         """Clip the gradient of the actor or the critics and step; with the critics, update the target networks."""
         parameters = self.parameters if name == "actor" else self.critic_parameters
+        self._gradient.finish(parameters.grad)
         if math.isfinite(self.recipe.max_grad_norm):
             parameters.clip_(self.max_grad_norm)
         self.optimisers[name].step()

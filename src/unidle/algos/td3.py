@@ -47,7 +47,7 @@ class TD3:
 
     def __init__(self, policy: TD3Policy, recipe: TD3Recipe, gradient: Gradient) -> None:
         assert isinstance(recipe.batch_size, int)
-        self.policy, self.recipe = policy, recipe
+        self.policy, self.recipe, self._gradient = policy, recipe, gradient
         device, reals = next(policy.parameters()).device, policy.distribution.reals
         widths = recipe.critic_widths
         self.critics = Critics(policy.encoder, recipe.n_critics, widths, recipe.activation, reals=reals).to(device)
@@ -121,6 +121,7 @@ class TD3:
 
     @torch.no_grad()
     def _step(self, name: str, parameters: FlatParameters) -> None:
+        self._gradient.finish(parameters.grad)
         if math.isfinite(self.recipe.max_grad_norm):
             parameters.clip_(self.max_grad_norm)
         self._optimisers[name].step()

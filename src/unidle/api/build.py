@@ -15,9 +15,13 @@ from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.config.machine import limit_threads
 from unidle.config.resolve import shown_notes
+from unidle.distributed.place import require_one_rank
+from unidle.distributed.ranks import Ranks, stage
+from unidle.distributed.share import quiet_share
 from unidle.engine.callbacks import Callbacks, ProgressDisplay, SilentDisplay
 from unidle.engine.checkpoint.no_folder import NoFolder
 from unidle.engine.checkpoint.provenance import provenance
+from unidle.engine.checkpoint.rank_folder import RankFolder
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.warm_start import warm_start
 from unidle.engine.interrupts import Interrupts
@@ -54,16 +58,23 @@ class Build:
     schedules: Mapping[str, Schedule] = dataclasses.field(default_factory=dict)
 
     @guarded_output()
-    def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
-        """Train one run in the folder `path`."""
+    def train(
+        self, config: Config, path: Path, notes: Sequence[str], is_new: bool, ranks: Ranks | None = None
+    ) -> TrainedRun:
+        """Train one run in the folder `path`; with `ranks`, as one of them."""
         limit_threads()
+        if ranks is not None and not ranks.is_first:
+            return self._train_rank(config, path, ranks)
         with nullcontext(_Quiet()) if self.quiet else Display() as display, OtherTrainers() as others:
             for note in shown_notes(notes, self.quiet):
                 display.on_message(note)
             meter = RunMeter(display.on_message, display.on_meter, trace=config.run.trace)
-            trainer = self._trainer(config, display, meter=meter, others=others)
+            with stage(ranks):
+                trainer = self._trainer(config, display, meter=meter, others=others, ranks=ranks)
             try:
-                folder = self._folder(trainer, path, display, is_new=is_new)
+                with stage(ranks):
+                    folder = self._folder(trainer, path, display, is_new=is_new)
+                folder.ranks = 1 if ranks is None else ranks.size
                 try:
                     trainer.train(folder, self.state)
                 except KeyboardInterrupt:
@@ -80,6 +91,21 @@ class Build:
         trained.stopped_by = trainer.stopped_by
         return trained
 
+    def _train_rank(self, config: Config, path: Path, ranks: Ranks) -> TrainedRun:
+        """Train as one of `ranks` other than rank 0, silently; only its part of checkpoints is written."""
+        display = _Silent()
+        with stage(ranks):
+            trainer = Trainer(
+                quiet_share(config), self.maker, display, network=self.network, schedules=self.schedules, ranks=ranks
+            )
+        try:
+            with stage(ranks):  # rank 0 creates the folder
+                folder = RankFolder(path, ranks.rank)
+            trainer.train(folder)
+        finally:
+            trainer.close()
+        return TrainedRun(path, self.maker, self.network)
+
     @guarded_output()
     def train_without_folder(self, config: Config) -> int | None:
         """Train one run that keeps no files; returns the signal that stopped it early, if one did.
@@ -87,6 +113,7 @@ class Build:
         Its callbacks get the state, with which `state` of another run continues.
         """
         limit_threads()
+        require_one_rank("A run without a folder")
         with nullcontext(_Quiet()) if self.quiet else Display() as display, OtherTrainers() as others:
             trainer = self._trainer(config, display, others=others)
             try:
@@ -111,6 +138,7 @@ class Build:
         `failures`: why those that have no config cannot be trained, by the names of their folders.
         """
         limit_threads()
+        require_one_rank("A group of runs")
         failed = dict(failures or {})
         with GroupDisplay([path.name for path in group.runs], quiet=self.quiet) as display:
             for note in shown_notes(notes, self.quiet):
@@ -181,6 +209,13 @@ class Build:
             write(path)
         except OSError as error:  # the run itself is complete and saved
             display.on_message(f"The report could not be written to {display_path(path)} ({error.strerror}).")
+
+
+class _Silent(SilentDisplay):
+    """Shows nothing: rank 0 does."""
+
+    def on_message(self, text: str) -> None:
+        """Show nothing."""
 
 
 class _Quiet(SilentDisplay):

@@ -19,6 +19,8 @@ from unidle.config.files import GROUP_FILE, PBT_FILE, display_path
 from unidle.config.python_words import python_words
 from unidle.config.renamed import with_current_names, without_aliases
 from unidle.config.resolve import Remark, resumed, resumed_job
+from unidle.distributed.place import require_one_rank
+from unidle.distributed.ranks import joined, on_first, stage
 from unidle.engine.build import resolve_network
 from unidle.engine.callbacks import Callback, Callbacks
 from unidle.engine.checkpoint.run_folder import RunFolder
@@ -99,20 +101,23 @@ def start(
     maker = maker_for(maker or maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
     build = Build(maker, network, callbacks or Callbacks(), writers, quiet, cwd, state, schedules or {})
-    before = existing_path(config, cwd) if resume else None
-    if before is not None:
-        config = resumed_job(RunFolder.open(before).config(), config, keep, display_path(before))
-        resuming = [] if state else [Remark(f"Resuming {display_path(before)}.")]
-        return build.train(config, before, [*notes, *resuming], is_new=False)
-    path = new_path(config, cwd)
-    config = config.with_run(run_name=path.name)
-    try:
-        return build.train(config, path, notes, is_new=True)
-    except BaseException:
-        for folder in (path, path.parent):
-            with suppress(OSError):  # not empty: training has started
-                folder.rmdir()
-        raise
+    if state is not None:
+        require_one_rank("`unidle.sb3`")
+    with joined(config.engine.rank_timeout) as ranks:
+        before = on_first(ranks, lambda: existing_path(config, cwd)) if resume else None
+        if before is not None:
+            with stage(ranks):
+                resumed_config = resumed_job(RunFolder.open(before).config(), config, keep, display_path(before))
+            resuming = [] if state else [Remark(f"Resuming {display_path(before)}.")]
+            return build.train(resumed_config, before, [*notes, *resuming], is_new=False, ranks=ranks)
+        path = on_first(ranks, lambda: new_path(config, cwd))
+        try:
+            return build.train(config.with_run(run_name=path.name), path, notes, is_new=True, ranks=ranks)
+        except BaseException:
+            for folder in (path, path.parent):
+                with suppress(OSError):  # not empty: training has started
+                    folder.rmdir()
+            raise
 
 
 def start_without_folder(
@@ -304,4 +309,5 @@ def resume(
     factory = network or resolve_network(config.recipe.network)[0]
     callbacks = Callbacks(on_start, after_iteration, after_evaluation, on_end)
     build = Build(maker, factory, callbacks, writers, quiet, cwd)
-    return build.train(config, folder.path, renamings, is_new=False)
+    with joined(config.engine.rank_timeout) as ranks:
+        return build.train(config, folder.path, renamings, is_new=False, ranks=ranks)

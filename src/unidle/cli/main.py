@@ -25,7 +25,7 @@ from unidle.cli.flags import wants_help
 from unidle.cli.results import WithCode
 from unidle.config.machine import limit_threads
 from unidle.config.settings import RECIPES
-from unidle.errors import TrainingError, UsageError
+from unidle.errors import AgreedError, LostRankError, TrainingError, UsageError
 from unidle.output import guard_output
 
 COMMANDS = {
@@ -113,6 +113,10 @@ def run(argv: list[str]) -> int:
     except UsageError as error:
         return _report_error(str(error), flags, 2)
     except TrainingError as error:
+        return _report_error(str(error), flags, 1)
+    except AgreedError:
+        return 1  # rank 0 has reported it
+    except LostRankError as error:
         return _report_error(str(error), flags, 1)
     except KeyboardInterrupt as stop:
         return _report_stop(f"immediately; {stop}" if str(stop) else "before it finished", flags)

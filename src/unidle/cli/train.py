@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from unidle.cli.flags import Result, given_settings, normalise_flags, parse, peek, replace_renamed_flags, wants_help
 from unidle.cli.job import Job, JobFlags, job_of, with_env_flag
+from unidle.cli.ranks import one_of, ranks_to_start, start_ranks, with_n_envs_of_job
 from unidle.cli.results import WithCode, signalled
 from unidle.cli.trust import is_trusted
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
 from unidle.config.files import GROUP_FILE, PBT_FILE, display_path, load_yaml, run_config_file
 from unidle.config.machine import gpu_name
+from unidle.distributed.place import current_place
 from unidle.errors import UsageError, explain_out_of_memory
 from unidle.groups.folder import nothing_to_resume
 
@@ -42,6 +44,12 @@ class _TrainFlags(JobFlags):
     """With --seeds: population-based training."""
     space: Path | None = None
     """With --pbt: YAML file of the settings to search."""
+    gpus: int | None = None
+    """Train on this many GPUs of this machine: one process (rank) each, with its share of environments and batches."""
+    ranks: int | None = None
+    """As --gpus, without a GPU for each: ranks on a CPU, or several that share a GPU."""
+    n_envs_per_gpu: int | None = None
+    """With --gpus, --ranks or torchrun: number of environments of each rank, instead of --n-envs for all together."""
     quiet: bool = False
     """Show no progress, only warnings."""
     json: bool = False
@@ -51,10 +59,16 @@ class _TrainFlags(JobFlags):
 @explain_out_of_memory()
 def train_command(argv: list[str]) -> Result | WithCode:
     """`unidle train`"""
+    given = argv
+    argv = with_n_envs_of_job(argv)
     path = peek(argv, "--resume")
     if path and path != "auto" and not wants_help(argv):
         return _resume(argv)
     job = job_of(_TrainFlags, argv, "train")
+    size = ranks_to_start(job.flags.gpus, job.flags.ranks)
+    if size is not None:
+        one_of("--seeds" if job.flags.seeds else "--pbt" if job.flags.pbt else None)
+        return start_ranks(size, given, job.config)
 
     from unidle.api import start, start_group
 
@@ -84,8 +98,8 @@ def _train_population(flags: _TrainFlags, job: Job[_TrainFlags], argv: list[str]
     return _close_group(group, flags)
 
 
-def _resume(argv: list[str]) -> Result | WithCode:
-    argv, notes = replace_renamed_flags(argv)
+def _resume(given_argv: list[str]) -> Result | WithCode:
+    argv, notes = replace_renamed_flags(given_argv)
     argv = normalise_flags(with_env_flag(argv))
     path = Path(peek(argv, "--resume") or "")
     is_group = os.path.isfile(path / GROUP_FILE)  # False if the path is too long
@@ -110,6 +124,9 @@ def _resume(argv: list[str]) -> Result | WithCode:
     for name in ("env", "network"):
         if name in changes:  # `resume` takes them only as Python objects
             raise UsageError(f"A resumed run keeps its {name}; remove --{name}, or start a new run.")
+    if (size := ranks_to_start(flags.gpus, flags.ranks)) is not None:
+        one_of("A group of runs" if is_group else None)
+        return start_ranks(size, given_argv, Config(flags.recipe, flags.engine, flags.run))
 
     from unidle.api import resume, resume_group
 
@@ -160,7 +177,9 @@ def _how_to_continue(path: Path) -> dict[str, str]:
 
 
 def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | WithCode:
-    """Print the summary at the end of training, or return it for --json."""
+    """Print the summary at the end of training, or return it for --json; only on rank 0."""
+    if (place := current_place()) is not None and place.rank:
+        return None
     result = trained.summary() if flags.json else None
     if not flags.json and not flags.quiet:
         from rich.console import Console

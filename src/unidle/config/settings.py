@@ -375,6 +375,8 @@ class Engine:
     """Seconds after which a worker that is stuck in a step is restarted; none: never."""
     eval_workers: OrAuto[int] = None
     """Processes for evaluation during training; 0: training waits. auto: by cores and episodes; 0 with one core."""
+    rank_timeout: float = 1800.0
+    """On several ranks: seconds that one waits for the others before it ends the job."""
     max_env_restarts: int = 10
     """Consecutive faults of one environment, with no episode completed in between, before the run stops."""
 

@@ -24,7 +24,16 @@ _AT_LEAST_ONE = {
 }
 _AT_MOST = {"threads": 1024, "frame_stack": 1024}  # torch starts all threads, and ends the process if it cannot
 _BELOW_ONE = {"adam_betas", "rmsprop_alpha", "momentum"}
-_POSITIVE = {"learning_rate", "ent_coef_init", "clip_range", "max_grad_norm", "tau", "adam_eps", "action_limit"}
+_POSITIVE = {
+    "rank_timeout",
+    "learning_rate",
+    "ent_coef_init",
+    "clip_range",
+    "max_grad_norm",
+    "tau",
+    "adam_eps",
+    "action_limit",
+}
 _NOT_NEGATIVE = {
     *("ent_coef", "vf_coef", "learning_starts", "utd_ratio", "max_env_restarts", "weight_decay"),
     *("target_policy_noise", "target_noise_clip", "exploration_noise", "random_shift"),

@@ -18,7 +18,10 @@ from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.registry import Algorithm, AnyPolicy, new_algorithm, new_policy
 from unidle.buffers.rollout import Rollout
 from unidle.config import Config, Engine
+from unidle.config.machine import available_cores
 from unidle.config.settings import round_up_timesteps
+from unidle.distributed.ranks import Ranks
+from unidle.distributed.share import not_pinned, share_of
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.cuda_graphs import Capture
@@ -49,7 +52,7 @@ from unidle.envs.vector.host_envs import make_vector_envs
 from unidle.envs.vector.pool import VectorPool
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
-from unidle.rng import DrawingFrom
+from unidle.rng import RANK, DrawingFrom, seed_globally
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 from unidle.spaces.serialise import space_from_plain, space_to_plain
@@ -68,6 +71,7 @@ class RunParts:
     cores: int | None  # for this run, if other trainers use the machine too; None: all
     precision: str
     capture: Capture
+    ranks: Ranks | None
 
 
 def build_parts(
@@ -79,16 +83,26 @@ def build_parts(
     on_fault: Callable[..., None],
     others: OtherTrainers | None = None,
     sharing: Sharing | None = None,
+    ranks: Ranks | None = None,
 ) -> RunParts:
     """Probe the environment, then build the parts of a run.
 
-    The run shares the machine's cores with `others`, and this process with the runs of `sharing`.
+    The run shares the machine's cores with `others`, and this process with the runs of `sharing`. With `ranks`, the
+    parts are this rank's share of those that `config` describes.
     """
     recipe, run, engine = config.recipe, config.run, config.engine
-    device = choose_device(engine.device)
+    device = choose_device(engine.device) if ranks is None else ranks.choose_device(engine.device)
+    in_job = recipe.total_batch
+    if ranks is not None:
+        recipe, engine = share_of(recipe, ranks.size), not_pinned(engine)
     precision = set_numerics(device, recipe)
     env_spec = probe(maker, recipe.discretize, run.seed)
     torch.set_num_threads(engine.threads)  # after the probe: an environment may have changed the number
+    if ranks is not None and (env_spec.on_device or env_spec.vectorised):
+        raise UsageError(
+            f"{run.env} steps many environments together, which does not run on several ranks; leave out --gpus, "
+            "--ranks and torchrun, or use an environment that creates one gymnasium.Env."
+        )
     if env_spec.on_device and recipe.overlap == "strict":
         raise UsageError(f"{run.env} runs on the device: there is nothing to overlap with learning; use --overlap off.")
     if run.log_info or run.monitor_csv:
@@ -107,6 +121,8 @@ def build_parts(
     with DrawingFrom(weights):
         policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, network).to(device)
     torch.set_rng_state(weights.get_state())  # for environments and networks that draw from it
+    if ranks is not None:
+        seed_globally(run.seed, RANK, ranks.rank)  # each rank draws other numbers
     sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
     n_rollouts = 2 if recipe.overlap == "strict" else 1
     require_memory_for_rollouts(recipe, sizes, device, n_rollouts, policy.distribution)
@@ -116,12 +132,16 @@ def build_parts(
     in_one_graph = env is not None and can_capture_iteration(env, recipe)
     capture_parts: Capturer = no_capture if in_one_graph else capture
     with DrawingFrom(weights):
-        algo = new_algorithm(policy, recipe, capture_parts, capture.fall_back)
-    if env is None:
+        reduce = None if ranks is None else capture.split_at(ranks.mean_)
+        algo = new_algorithm(policy, recipe, capture_parts, capture.fall_back, reduce, ranks)
+    if env is None and ranks is None:
         torch.set_rng_state(weights.get_state())
     rollouts = [Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(n_rollouts)]
     share = others.share() if others is not None else None
     cores = share.cores if share is not None else None
+    if ranks is not None:
+        cores = max(1, (cores or available_cores()) // ranks.place.local_size)
+    first_env = 0 if ranks is None else ranks.rank * recipe.n_envs
     loop: DeviceLoop | None = None
     collector: HostCollector | DeviceCollector
     if env is not None:
@@ -135,32 +155,40 @@ def build_parts(
     else:
         # This process launches GPU work, or learns while the environments step.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
-        workers, slices = _workers_and_slices(maker, env_spec, config, device, is_busy, share, sharing, say)
-        envs = make_envs(maker, env_spec, recipe.n_envs, run.seed, workers, engine, slices=slices, sharing=sharing)
+        workers, slices = _workers_and_slices(
+            maker, env_spec, recipe, engine, device, is_busy, cores, share, sharing, say
+        )
+        envs = make_envs(
+            maker, env_spec, recipe.n_envs, run.seed, workers, engine, first_env, slices=slices, sharing=sharing
+        )
         workers = envs.workers
         try:
             collector = HostCollector(envs, policy, rollouts, run.seed, timeline, capture, on_fault, sharing)
         except BaseException:
             envs.close()
             raise
-        collector.schedule.n_rollouts = round_up_timesteps(run.timesteps, recipe.total_batch) // recipe.total_batch
+        if ranks is not None:
+            collector.take_part(ranks.rank, ranks.size)
+        collector.schedule.n_rollouts = round_up_timesteps(run.timesteps, in_job) // in_job
     if others is not None:
-        others.announce(max(1, workers * (sharing.members if sharing else 1) + is_busy))
-    return RunParts(env_spec, algo, collector, loop, workers, cores, precision, capture)
+        at_once = sharing.members if sharing else ranks.place.local_size if ranks else 1
+        others.announce(max(1, workers * at_once + is_busy))
+    return RunParts(env_spec, algo, collector, loop, workers, cores, precision, capture, ranks)
 
 
 def _workers_and_slices(
     maker: EnvMaker,
     env_spec: EnvSpec,
-    config: Config,
+    recipe: Recipe,
+    engine: Engine,
     device: torch.device,
     is_busy: bool,
+    cores: int | None,
     share: CoreShare | None,
     sharing: Sharing | None,
     say: Callable[[str], None],
 ) -> tuple[int, int]:
     """Worker processes, and slices of each; of vector environments, all slices."""
-    recipe, engine = config.recipe, config.engine
     job = engine, recipe.n_envs, env_spec.step_seconds
     if sharing is not None and engine.slices is None:
         engine = replace(engine, slices=1)  # while a worker waits for actions, those of other runs have its core
@@ -173,7 +201,7 @@ def _workers_and_slices(
             say(reason)
             return 0, slices
         return workers, slices
-    workers = choose_workers(*job, is_busy=is_busy, cores=share.cores if share is not None else None)
+    workers = choose_workers(*job, is_busy=is_busy, cores=cores)
     if workers and (reason := _stays_here(maker, engine)):
         workers = 0
         say(reason)

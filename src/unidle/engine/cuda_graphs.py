@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import torch
 from torch import Tensor
 
+from unidle.algos.micro_batches import AfterGradient
 from unidle.engine.callbacks import RunGpu
+from unidle.engine.split_graphs import Seam, SplitGraphs
 
 EAGERLY = "could not be captured as a CUDA graph and runs eagerly"  # the wording of the message
 _MEMORY_RETRIES = 3  # captures that start over after running out of memory
@@ -33,6 +35,7 @@ class Capture:
         self._reported: set[tuple[str, str]] = set()
         self.fallbacks: dict[str, str] = {}  # name → why it runs eagerly on a GPU
         self.attempts = 0  # captures so far, successful or not
+        self.seam: Seam | None = None  # at which captured functions are split
 
     def __call__(
         self,
@@ -50,6 +53,13 @@ class Capture:
         if not self._graphs:
             return function
         return _Replay(self, name, [function] if fallback is None else [function, fallback], changes, generators)
+
+    def split_at(self, reduce: AfterGradient) -> AfterGradient:
+        """`reduce` for use in captured functions, which are split where they call it; once per `Capture`."""
+        if not self._graphs:
+            return reduce
+        self.seam = Seam(reduce)
+        return self.seam
 
     def on_gpu(self) -> RunGpu | None:
         """The GPU that this captures on, for the meter."""
@@ -128,17 +138,25 @@ class _Replay:
         current = torch.cuda.current_stream(device)
         stream = torch.cuda.Stream(device, priority=current.priority)  # the graph's kernels keep its priority
         stream.wait_stream(current)
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        for generator in self._generators:
-            graph.register_generator_state(generator)
+        seam, pool = self._capture.seam, torch.cuda.graph_pool_handle()
+        graph: torch.cuda.CUDAGraph | SplitGraphs | None = None
         try:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), nullcontext() if seam is None else seam.warming_up():
                 for _ in range(_WARM_UPS):
                     function()
                     self._restore(kept)  # every call starts from the state of the first real one
             # Other threads may copy and launch during the capture.
-            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-                function()
+            if seam is not None and seam.is_used:
+                graph = SplitGraphs(pool, self._generators)
+                torch.cuda.synchronize(device)
+                with torch.cuda.stream(stream), graph.capturing(seam):
+                    function()
+            else:
+                graph = torch.cuda.CUDAGraph()
+                for generator in self._generators:
+                    graph.register_generator_state(generator)
+                with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                    function()
         except Exception:
             del graph
             _end_allocation(device, pool)
@@ -153,7 +171,8 @@ class _Replay:
             self._restore(kept)
             for generator, state in zip(generators, generator_states):
                 generator.set_state(state)
-        self._graph = graph
+        if isinstance(graph, torch.cuda.CUDAGraph):
+            self._graph = graph
         return graph.replay
 
     @torch.no_grad()

@@ -52,6 +52,8 @@ def run_facts(config: Config, parts: RunParts, folder: Path | None, eval_workers
         "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
         "device": f"{name}, {parts.precision}",
     }
+    if parts.ranks is not None:
+        facts["ranks"] = f"{parts.ranks.size}, gradients averaged by {parts.ranks.backend}"
     total = round_up_timesteps(run.timesteps, recipe.total_batch)
     if step < run.timesteps < total:
         facts["steps"] = f"{run.timesteps:,}, rounded up to whole iterations: {total:,}"

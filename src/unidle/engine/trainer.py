@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -11,9 +12,9 @@ from unidle.algos.run_to_end import run_to_end
 from unidle.algos.schedules import Schedule
 from unidle.buffers.rollout import Rollout
 from unidle.config import Config
-from unidle.config.files import display_path
 from unidle.config.machine import available_cores
 from unidle.config.settings import round_up_timesteps
+from unidle.distributed.ranks import Ranks
 from unidle.engine.build import build_parts
 from unidle.engine.callbacks import Callback, CallbackRunner, Callbacks, ProgressDisplay, TimeMeter
 from unidle.engine.checkpoint.changes import record_changes
@@ -30,7 +31,7 @@ from unidle.engine.evaluate.schedule import choose_processes, effect_delay
 from unidle.engine.interrupts import Interrupts
 from unidle.engine.iteration_log import IterationLog, is_due
 from unidle.engine.learn.device_loop import DeviceLoop
-from unidle.engine.learn.finite import NonFinite, first_non_finite, why_not_finite
+from unidle.engine.learn.finite import NonFinite, first_non_finite, require_finite
 from unidle.engine.learn.learner import Learner
 from unidle.engine.other_trainers import OtherTrainers
 from unidle.engine.overlap import ENV_FAILURES, Overlap
@@ -38,10 +39,10 @@ from unidle.engine.progress import Progress
 from unidle.engine.run_facts import run_facts, start_notes
 from unidle.engine.run_log import open_log, open_monitor
 from unidle.engine.sharing import Sharing
+from unidle.engine.together import Together
 from unidle.engine.turns import Turns
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import Fault
-from unidle.errors import ResumableError, TrainingError, UsageError, WriteError
 from unidle.metrics.log import MetricLog
 from unidle.metrics.writer import MetricWriter
 from unidle.nn.actor_critic import NetworkFactory
@@ -73,8 +74,9 @@ class Trainer:
         others: OtherTrainers | None = None,
         sharing: Sharing | None = None,
         interrupts: Interrupts | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`schedules` replace those that the recipe gives.
+        """`schedules` replace those that the recipe gives. With `ranks`, this is one of them; `config` is of all.
 
         `others`: the trainers with which it shares the machine's cores; None: it takes all. `sharing` and `interrupts`
         are those of a group of runs in this process, if it is part of one.
@@ -84,20 +86,23 @@ class Trainer:
         self._callbacks = callbacks
         self._timeline = Timeline()
         say = display.on_message
-        self._parts = build_parts(config, maker, network, self._timeline, say, self._on_fault, others, sharing)
+        self.progress = Progress()
+        self._together = Together(ranks, config, self.progress, self.save)
+        self._parts = build_parts(config, maker, network, self._timeline, say, self._on_fault, others, sharing, ranks)
         self.env_spec, self.algo, self.collector = self._parts.env_spec, self._parts.algo, self._parts.collector
         self.algo.schedules.update(schedules)
-        self._learner = Learner(self.algo, self._timeline)
+        self._learner = Learner(self.algo, self._timeline, ranks)
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
         self.pause: Callable[[], Turns[None]] = _no_pause  # between iterations
         self._interrupts = interrupts or Interrupts()
         self._interrupts.listeners.append(self._interrupt)
         self._stopping = self._interrupts.received is not None  # while a group of runs was being built
-        self.progress, self._clock = Progress(), RunClock(self._timeline)
+        self._clock = RunClock(self._timeline)
         try:
             kernels = kernels_on(self._parts.capture.device)
             parts = (config, self.env_spec, self.algo, self.collector, self.progress, self._clock)
             self._saver = Saver(*parts, kernels, display.on_message)
+            self._saver.ranks = self._together.size
             workers, cores = self._parts.workers, self._parts.cores
             if sharing is not None:
                 cores = sharing.share_of(cores or available_cores())
@@ -149,11 +154,12 @@ class Trainer:
         Continues from `state`, by default the folder's latest checkpoint. If `state` has no `collector`, its algorithm
         and counters continue in new environments.
         """
-        self._folder = folder
+        self._folder, self._together.path, say = folder, folder.path, self._display.on_message
         with contextlib.ExitStack() as end:  # closed in reverse order, each even if another fails
             for close in (folder.unlock, self._saver.close, self._display.on_end):
                 end.callback(close)
-            is_new = self._open(end, folder.load_latest(self._display.on_message) if state is None else state)
+            with self._together.start(self.algo):
+                is_new = self._open(end, self._together.load(folder, say) if state is None else state)
             self._announce()
             self._clock.begin()
             end.callback(self._clock.end)
@@ -170,7 +176,7 @@ class Trainer:
         if state is not None and "collector" not in state:
             self._restore_algorithm(state)
             state = None
-        if state is None:
+        elif state is None:
             self.collector.start()
         else:
             kernels = self._restore(state), self._saver.kernels
@@ -203,7 +209,7 @@ class Trainer:
             self._callbacks.after_evaluation,
             self._runner,
             report_fault=self._report_fault,
-            save=self._save,
+            save=self._save if self._together.ranks is None else self._together.request_save,
             stop=self.stop,
             is_interrupted=self._is_interrupted,
             recorded=self._recorded,
@@ -215,16 +221,21 @@ class Trainer:
         self._call(self._callbacks.on_start)
         if is_new:
             self._save()
-        yield from self._save_on_failure(self._tracker.run_pending())
+        yield from self._together.attempt(self._together.save_on_failure(self._tracker.run_pending()))
+        self._decide()
         with contextlib.suppress(Stopped):
             while self._goes_on:
                 yield from self.pause()
                 if self._goes_on:
                     yield from self._iterate()
+        if self._together.ranks is not None:  # while rank 0 evaluates, the others may end
+            self._together.finish(self.algo)
+            self._save()
         if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
-            yield from self._save_on_failure(self._tracker.evaluate())
-        self._save()
-        yield from self._save_on_failure(self._tracker.finish())
+            yield from self._together.save_on_failure(self._tracker.evaluate())
+        if self._together.is_first:
+            self._save()
+        yield from self._together.save_on_failure(self._tracker.finish())
         self._saver.finish()
 
     @property
@@ -239,7 +250,8 @@ class Trainer:
 
     @property
     def _goes_on(self) -> bool:
-        return self.progress.step < self.config.run.timesteps and not self._stopping
+        must_stop = self._stopping if self._together.ranks is None else self._together.stops
+        return self.progress.step < self.config.run.timesteps and not must_stop
 
     def _call(self, callbacks: Sequence[Callback]) -> None:
         self._runner.call(callbacks, {"step": self.progress.step}, self.algo.policy)
@@ -266,6 +278,10 @@ class Trainer:
     # -- one iteration -------------------------------------------------------------------------------------------------
 
     def _iterate(self) -> Turns[None]:
+        yield from self._together.attempt(self._learn_and_log())
+        self._decide()
+
+    def _learn_and_log(self) -> Turns[None]:
         run, progress, began, before = self.config.run, self.progress, perf_counter(), self.progress.step
         failure: Exception | None = None
         if self._parts.loop is not None:
@@ -281,15 +297,15 @@ class Trainer:
         if self._meter is not None:
             self._meter.iteration(progress.step, record["wall"], has_learned=metrics.get("updates") != 0)
         self._timeline.enter(OTHER)
-        yield from self._save_on_failure(self._tracker.handle_results())
+        yield from self._together.save_on_failure(self._tracker.handle_results())
         if is_due(before, progress.step, run.evaluation_interval):
-            yield from self._save_on_failure(self._tracker.evaluate())
+            yield from self._together.save_on_failure(self._tracker.evaluate())
         if failure:
-            raise self._saved_failure(failure)
+            raise self._together.saved_failure(failure)
         self._saver.check()
         save_is_due = is_due(before, progress.step, self._save_every())
         if save_is_due and (run.checkpoint_every or self._saver.is_worth_saving()):
-            self._save()
+            self._together.request_save()
 
     def _save_every(self) -> int:
         run = self.config.run
@@ -297,22 +313,30 @@ class Trainer:
 
     def _collect_and_learn(self) -> Turns[tuple[dict[str, float], Exception | None]]:
         """Run one iteration; returns its metrics, and the failure if the environments failed during the update."""
-        run, progress = self.config.run, self.progress
+        run, progress, together = self.config.run, self.progress, self._together
+        if isinstance(self.collector, HostCollector):
+            yield from together.fill(self.collector)
         try:
             finished = yield from self.collector.finish_in_turns()
         except ENV_FAILURES as error:
-            raise self._saved_failure(error) from None  # nothing was learned since: it can resume here
+            raise together.saved_failure(error) from None  # nothing was learned since: it can resume here
         self._timeline.enter(LEARN)
-        shuffle = keyed_generator(finished.rollout.obs.device, run.seed, SHUFFLE, progress.iteration)
+        key = run.seed, SHUFFLE, progress.iteration, *together.own_key
+        shuffle = keyed_generator(finished.rollout.obs.device, *key)
         self._rollout = finished.rollout
         metrics, failure = yield from self._overlap.learn(finished, min(1.0, progress.step / run.timesteps), shuffle)
         self.collector.read_episode_stats()
         self._timeline.enter(OTHER)
         progress.step += self.config.recipe.total_batch
         progress.iteration += 1
+        if isinstance(self.collector, HostCollector):
+            together.share_episodes(self.collector, self._report_fault)
         non_finite = None
-        if not metrics["experience_finite"]:
+        if metrics["experience_finite"] < 1:
+            if together.ranks is not None and self._learner.finite.all():
+                return metrics, failure  # another rank says which environment it was
             non_finite = first_non_finite(self._learner.finite, finished.rollout, progress.iteration - 1)
+            non_finite = replace(non_finite, env=together.first_env + non_finite.env)
         self._check_finite(non_finite, metrics)
         self.collector.open_rollout()
         return metrics, failure
@@ -335,39 +359,17 @@ class Trainer:
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def _save_on_failure(self, work: Turns[None]) -> Turns[None]:
-        """Do `work`; if the environments cannot continue, save a checkpoint before raising."""
-        try:
-            yield from work
-        except ENV_FAILURES as error:
-            raise self._saved_failure(error) from None
-
-    def _saved_failure(self, error: Exception) -> Exception:
-        """Save a checkpoint because the environments cannot continue; returns the error to raise."""
-        has_learned = self.progress.iteration > 0
-        if isinstance(error, WriteError) or (isinstance(error, UsageError) and not has_learned):
-            return error  # nothing can be saved, or there is nothing to save
-        try:
-            self._save()
-            self._saver.finish()
-        except WriteError as unsaved:
-            return TrainingError(f"{str(error).rstrip()}\n{unsaved}")
-        command = f"unidle train --resume {display_path(self._folder.path)}"
-        return ResumableError(str(error).rstrip(), f"Fix it, then resume with: {command}")
-
     def _check_finite(self, non_finite: NonFinite | None, metrics: dict[str, float]) -> None:
         recipe, checkpoints = self.config.recipe, self._folder.checkpoints if self._folder.is_kept else None
-        reason = why_not_finite(non_finite, metrics, self.progress.step, recipe, checkpoints)
-        if reason is not None:
-            raise TrainingError(reason)
+        require_finite(non_finite, metrics, self.progress.step, recipe, checkpoints)
 
     def _on_fault(self, fault: Fault, rollout: int | None = None) -> None:
         """Report a fault of an environment, in this rollout or in an evaluation."""
         # Faults are logged at the step at which their rollout ends: a run that is resumed before it sees them again,
         # and the earlier record, which is past the checkpoint's step, is dropped.
-        self._report_fault(
-            fault, self.progress.step if rollout is None else (rollout + 1) * self.config.recipe.total_batch
-        )
+        step = self.progress.step if rollout is None else (rollout + 1) * self.config.recipe.total_batch
+        if not self._together.keep_fault(fault, step):
+            self._report_fault(fault, step)
 
     def _report_fault(self, fault: Fault, step: int) -> None:
         self._log.write({"kind": "fault", "step": step, "env": fault.env, "fault": fault.kind, "text": fault.text})
@@ -384,7 +386,7 @@ class Trainer:
     def stopped_by(self) -> int | None:
         """The signal that stopped the run before it was complete."""
         is_complete = self.progress.step >= self.config.run.timesteps and self._evaluations.n_open == 0
-        return None if is_complete else self._interrupts.received
+        return None if is_complete else self._interrupts.received or self._together.signal
 
     def _is_interrupted(self) -> bool:
         return self._interrupts.received is not None
@@ -412,25 +414,35 @@ class Trainer:
         return self._saver.state(self._evaluations.state())
 
     def _save(self) -> None:
-        if not self._folder.is_kept:
+        if not self._folder.has_checkpoints:
             return
         self._iterations.flush()  # so that the log is complete up to the checkpoint
         self._timeline.enter(CHECKPOINT)
         self._saver.save(self._folder, self._evaluations.state())
         self._timeline.enter(OTHER)
 
+    def _decide(self) -> None:
+        say, signal = self._display.on_message, self._interrupts.received
+        if self._together.decide(self.algo, say, stop=self._stopping, signal=signal):
+            self._save()
+
     def _restore_algorithm(self, state: dict[str, Any]) -> None:
-        """Restore the algorithm and the counters."""
+        """Restore the algorithm and the counters, and start new environments."""
         self._saver.require_same_spaces(state)
         with explain_weight_mismatch():
             self.algo.load_state_dict(state["algo"])
         self.progress.load_state_dict(state)
         if isinstance(self.collector, HostCollector):
             self.collector.schedule.restart_at(self.progress.iteration)
+        if "first_episode" in state and isinstance(self.collector, HostCollector):  # from other ranks of this run
+            self._clock.resume(state["wall"], state["seconds"])
+            self.collector.start(state["first_episode"])
+        else:
+            self.collector.start()
 
     def _restore(self, state: dict[str, Any]) -> str:
         """Restore a checkpoint; returns the kernels that it names."""
-        kernels = self._saver.restore(state, self._display.on_message)
+        kernels = self._saver.restore(state, self._together.noting(self._display.on_message))
         pending, self._recorded = pending_evaluations(state, self._folder.path, self.progress)
         self._evaluations.load_pending(pending)
         return kernels

@@ -35,9 +35,10 @@ def no_report(operation: str, error: Exception, instead: str) -> None:
 class Dispatch:
     """Chooses an implementation for each operation of a run, and records why a reference is used."""
 
-    def __init__(self, report: Report = no_report) -> None:
+    def __init__(self, report: Report = no_report, agree: Callable[[bool], bool] | None = None) -> None:
+        """`agree`, on several ranks: whether an implementation works on all of them, given whether it does here."""
         self.fallbacks: dict[str, str] = {}  # operation → why the reference is used
-        self._report = report
+        self._report, self._agree = report, agree
 
     def choose(
         self,
@@ -55,12 +56,17 @@ class Dispatch:
         if unsupported is not None:
             self.fallbacks[operation] = unsupported
             return reference
+        failure: Exception | None = None
         try:
             implementation = build()
             verify(implementation)
         except Exception as error:
-            self.fallbacks[operation] = f"{type(error).__name__}: {error}"
-            self._report(operation, error, "uses the plain PyTorch implementation")
+            failure = error
+        if self._agree is not None and not self._agree(failure is None) and failure is None:
+            failure = RuntimeError("it does not work on another rank")
+        if failure is not None:
+            self.fallbacks[operation] = f"{type(failure).__name__}: {failure}"
+            self._report(operation, failure, "uses the plain PyTorch implementation")
             return reference
         return implementation
 

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from unidle.config import PPORecipe, Recipe
+from unidle.distributed.ranks import Ranks
 from unidle.errors import UsageError
 from unidle.nn.encoder import CustomEncoder, Encoder
 from unidle.nn.mlp import mlp, orthogonal
@@ -113,11 +114,11 @@ class ActorCritic(nn.Module):
         """Whether observations come with an action mask."""
         return self.obs_layout.mask_width > 0
 
-    def update_norm(self, obs: Tensor) -> None:
-        """Update the running statistics with the observations of one iteration."""
+    def update_norm(self, obs: Tensor, ranks: Ranks | None = None) -> None:
+        """Update the running statistics with the observations of one iteration, on all `ranks`."""
         for encoder in (self.encoder, self.critic_encoder):
             if encoder is not None:
-                encoder.update_norm(obs)
+                encoder.update_norm(obs, ranks)
 
     def _run(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """`module(inputs)`, with matrix products in bfloat16 if the recipe asks for it and there is a GPU."""

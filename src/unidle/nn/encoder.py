@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from unidle.distributed.ranks import Ranks
 from unidle.errors import UsageError
 from unidle.nn.categories import Categories
 from unidle.nn.cnn import ImageEncoder
@@ -114,10 +115,10 @@ class Encoder(nn.Module):
     def _raw_numbers(self, obs: Tensor, leaves: list[Leaf]) -> Tensor:
         return self._concatenated({leaf.path: leaf_tensor(obs, leaf) for leaf in leaves}, leaves)
 
-    def update_norm(self, obs: Tensor) -> None:
-        """Update the running statistics with the observations of one iteration."""
+    def update_norm(self, obs: Tensor, ranks: Ranks | None = None) -> None:
+        """Update the running statistics with the observations of one iteration, on all `ranks`."""
         if self.norm is not None:
-            self.norm.update(self._raw_numbers(obs, self._numbers).reshape(-1, self.n_numbers))
+            self.norm.update(self._raw_numbers(obs, self._numbers).reshape(-1, self.n_numbers), ranks)
 
     def all_finite(self, obs: Tensor) -> Tensor:
         """[..] whether every number of each observation is finite, including parts that are not encoded."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from unidle.distributed.ranks import Ranks
+
 _EPSILON = 1e-8
 
 
@@ -30,10 +32,12 @@ class RunningNorm(nn.Module):
     scale: Tensor
 
     @torch.no_grad()
-    def update(self, batch: Tensor) -> None:
-        """Update the statistics with a batch [n, n_features], in place."""
+    def update(self, batch: Tensor, ranks: Ranks | None = None) -> None:
+        """Update the statistics in place with a batch [n, n_features], and with those of the other `ranks`."""
         batch = batch.double()
         mean, var, n = batch.mean(0), batch.var(0, unbiased=False), len(batch)
+        if ranks is not None:
+            mean, var, n = ranks.merged(mean, var, n)
         total = self.count + n
         delta = mean - self.mean
         square = self.var * self.count + var * n + delta.square() * self.count * n / total

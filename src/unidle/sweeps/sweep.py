@@ -16,6 +16,7 @@ from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.config.machine import limit_threads
 from unidle.config.resolve import shown_notes
+from unidle.distributed.place import require_one_rank
 from unidle.engine.build import resolve_network
 from unidle.engine.callbacks import Callbacks
 from unidle.engine.checkpoint.run_name import new_path
@@ -194,6 +195,7 @@ def resume_sweep(
 
 
 def _require_optuna() -> None:
+    require_one_rank("A sweep")
     if find_spec("optuna") is None:
         raise UsageError("A sweep needs the package optuna; run: pip install 'unidle[sweep]'.")
 

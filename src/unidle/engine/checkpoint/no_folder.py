@@ -13,7 +13,7 @@ from unidle.engine.checkpoint.run_folder import RunFolder
 class NoFolder(RunFolder):
     """In place of the run folder: nothing is read or written."""
 
-    is_kept = False
+    is_kept = has_checkpoints = False
 
     def __init__(self) -> None:
         super().__init__(Path("no run folder"))

@@ -35,6 +35,8 @@ class RunFolder:
     """`runs/<name>/`: config.yaml, metrics.jsonl, changes.jsonl, tensorboard/, checkpoints/, report.html, …."""
 
     is_kept = True  # whether the run writes files: see `NoFolder`
+    has_checkpoints = True
+    ranks = 1  # that write checkpoints here: see `RankFolder`
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,11 +117,18 @@ class RunFolder:
         return sorted(path for path in self.checkpoints.glob("step-*.pt") if _NAME.fullmatch(path.name))
 
     def save(self, state: dict[str, Any], step: int, keep: int) -> Path:
-        """Write a checkpoint; once it is complete on the disk, drop all but the latest `keep`."""
+        """Write a checkpoint; once it is complete on the disk, drop all but the latest `keep`.
+
+        With several ranks, a checkpoint is complete when each has written its part.
+        """
         path = self.checkpoints / f"step-{step:012d}.pt"
         save_checkpoint(path, state)
-        for old in self.saved()[:-keep]:
-            old.unlink(missing_ok=True)
+        saved = self.saved()
+        complete = [each for each in saved if all(part_of(each, rank).exists() for rank in range(1, self.ranks))]
+        for old in saved:
+            if complete and old < complete[-keep:][0]:
+                for file in (old, *self.checkpoints.glob(part_of(old, "*").name)):
+                    file.unlink(missing_ok=True)
         return path
 
     def save_best(self, state: dict[str, Any]) -> None:
@@ -146,7 +155,7 @@ class RunFolder:
             raise UsageError(
                 f"All checkpoints in {where} are damaged; restore one from a backup, or start a new run."
             ) from None
-        self._refuse_edits(state)
+        self.refuse_edits(state)
         for each in damaged:
             each.replace(each.with_name(f"{each.name}.damaged"))
         if damaged:
@@ -154,7 +163,7 @@ class RunFolder:
             say(f"{names} in {where}: damaged, renamed to *.damaged; using {used}.")
         return state
 
-    def _refuse_edits(self, state: dict[str, Any]) -> None:
+    def refuse_edits(self, state: dict[str, Any]) -> None:
         """UsageError if config.yaml differs from the settings that a checkpoint was trained with."""
         path = self.path / "config.yaml"
         changes = recorded_settings(self.path, state["step"])
@@ -177,6 +186,11 @@ class RunFolder:
     def best_or_latest(self) -> Path:
         """The checkpoint to evaluate or predict with: the best if an evaluation chose one, else the latest."""
         return self.policies()[0]
+
+
+def part_of(checkpoint: Path, rank: int | str) -> Path:
+    """The file beside `checkpoint`, which rank 0 writes, with the state of another rank."""
+    return checkpoint.with_name(f"{checkpoint.stem}.rank-{rank}.pt")
 
 
 def _cannot_create(path: Path, error: OSError) -> UsageError:

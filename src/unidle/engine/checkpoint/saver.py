@@ -13,6 +13,7 @@ from unidle.config.resolve import learning_settings
 from unidle.engine.build import spaces_to_plain
 from unidle.engine.checkpoint.background import BackgroundWriter
 from unidle.engine.checkpoint.checkpoint_file import explain_weight_mismatch
+from unidle.engine.checkpoint.rank_folder import weights_digest
 from unidle.engine.checkpoint.run_folder import RunFolder, without_replay_buffer
 from unidle.engine.checkpoint.snapshot import fits_in_memory, snapshot
 from unidle.engine.clock import RunClock
@@ -47,6 +48,7 @@ class Saver:
         self._say = say
         self._settings = learning_settings(config)  # once: it takes longer than the copy of a small network
         self._writer = BackgroundWriter()
+        self.ranks = 1  # of a data-parallel run
         self._next_may_fail = False  # the latest checkpoint of this process was written, so the next one may fail
         self._began = self._saved_at = perf_counter()  # of the latest checkpoint
         self._save_seconds = 0.0
@@ -86,6 +88,7 @@ class Saver:
             "seconds": self.clock.seconds(),
             "kernels": self.kernels,
             **self._env_statistics(),
+            **({"ranks": self.ranks, "weights": weights_digest(self._algo)} if self.ranks > 1 else {}),
         }
 
     def _write(self, folder: RunFolder, state: dict[str, Any], step: int) -> None:

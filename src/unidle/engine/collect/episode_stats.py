@@ -12,6 +12,8 @@ import numpy as np
 _WINDOW = 100  # episodes
 
 EpisodeRow = tuple[float, ...]  # return, length, info
+# Returns, lengths, successes (where reported) and info [key, episode] of episodes that ended.
+FinishedEpisodes = tuple[list[float], list[int], list[bool], list[list[float]]]
 
 
 class EpisodeStats:

@@ -34,6 +34,7 @@ class FaultHandler:
         """The collector's `starts` [N] (whether the observation begins an episode) and recurrent `states` [N, S]."""
         self._envs, self._schedule, self._slots = envs, schedule, slots
         self._starts, self._states, self._stream, self.on_fault = starts, states, stream, on_fault
+        self.first_env = 0  # the index in the job of environment 0 of this process
         self.retry: dict[int, np.ndarray] = {}  # slice → env indices that must repeat their step
         self._counts: defaultdict[int, Counter[str]] = defaultdict(Counter)  # rollout → faults by kind
         # Rollout → environments that begin it with a new episode because of a fault.
@@ -103,7 +104,7 @@ class FaultHandler:
         schedule = self._schedule
         if fault.kind != "exception":
             return schedule.oldest
-        index = schedule.rollout[schedule.slice_of(fault.env)]
+        index = schedule.rollout[schedule.slice_of(fault.env - self.first_env)]
         return int(min(index, schedule.newest, schedule.n_rollouts - 1))  # one that is open
 
     def _end_failed(self, slot: RolloutSlot, step: int, env: int) -> None:

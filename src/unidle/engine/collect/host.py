@@ -18,7 +18,7 @@ from unidle.algos.registry import AnyPolicy
 from unidle.algos.run_to_end import run_to_end
 from unidle.buffers.rollout import Rollout
 from unidle.engine.collect.boundary import Boundary
-from unidle.engine.collect.episode_stats import EpisodeStats
+from unidle.engine.collect.episode_stats import EpisodeStats, FinishedEpisodes
 from unidle.engine.collect.faults import FaultHandler
 from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
@@ -101,6 +101,7 @@ class HostCollector:
         self._statistics_of = envs if isinstance(envs, StatisticsHolder) else None
         self._env_statistics: dict[str, Any] | None = None  # at the boundary; None before the start
         self.stats = EpisodeStats(envs.env_spec.log_info)
+        self.latest_episodes: FinishedEpisodes = [], [], [], []  # of the latest finished rollout
 
     def close(self) -> None:
         """Close all environments."""
@@ -112,13 +113,19 @@ class HostCollector:
         finally:
             self.envs.close()
 
-    def start(self) -> None:
-        """Begin episode 0 everywhere, and open a rollout in every slot."""
-        self.envs.start(np.zeros(self.envs.n_envs, np.int64))
+    def start(self, episode: int = 0) -> None:
+        """Begin this episode everywhere, and open a rollout in every slot."""
+        self.envs.start(np.full(self.envs.n_envs, episode, np.int64))
         self.boundary.set_to_current()
         self._env_statistics = self._current_statistics()
         for _ in self._slots:
             self.open_rollout()
+
+    def take_part(self, rank: int, ranks: int) -> None:
+        """Act as `rank` of `ranks`, whose environments have the noise that they would have in one process."""
+        self.faults.first_env = rank * self.envs.n_envs
+        for slot in self._slots:
+            slot.inference.noise.take_part(rank, ranks)
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
 
@@ -238,17 +245,22 @@ class HostCollector:
         return run_to_end(self.finish_in_turns())
 
     def finish_in_turns(self) -> Turns[RolloutSlot]:
-        """Collect until the oldest open rollout is complete; returns its slot, ready to learn from.
+        """Collect until the oldest open rollout is complete; returns its slot, ready to learn from."""
+        yield from self.fill_in_turns()
+        slot = self._slot(self.schedule.oldest)
+        self._complete(slot)
+        return slot
 
-        Raises Stopped if cancelled before; a checkpoint then stores the end of the previous rollout.
+    def fill_in_turns(self) -> Turns[None]:
+        """Collect until every slice has finished the oldest open rollout; a checkpoint still stores its beginning.
+
+        Raises Stopped if cancelled before.
         """
         slot = self._slot(self.schedule.oldest)
         while slot.unfinished:
             if self.is_cancelled:
                 raise Stopped
             yield from self.poll_in_turns()
-        self._complete(slot)
-        return slot
 
     def metrics(self) -> dict[str, float]:
         """Statistics of the episodes, faults and requests so far."""
@@ -346,7 +358,8 @@ class HostCollector:
         rollout.states[-1].copy_(slot.last_states)
         self.boundary.advance(staging, rollout.states[-1])
         self._env_statistics = slot.env_statistics
-        self.stats.add(*staging.finished_episodes())
+        self.latest_episodes = staging.finished_episodes()
+        self.stats.add(*self.latest_episodes)
         self.stats.faults.update(self.faults.take_counts(index))
         self.schedule.oldest += 1
         self._completed += 1

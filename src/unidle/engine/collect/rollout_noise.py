@@ -17,7 +17,7 @@ class RolloutNoise:
 
     def __init__(self, distribution: ActionDistribution, rollout: Rollout) -> None:
         n_steps, n_envs = rollout.shape
-        self._distribution = distribution
+        self._distribution, self._job_envs, self._envs = distribution, n_envs, slice(0, n_envs)
         # Actions of environments that are not ready go to step n_steps, so there is noise for that step too.
         like = rollout.actions_and_trash
         # Not zeros_like, which imports sympy on the meta device: that takes a third of a second.
@@ -29,11 +29,17 @@ class RolloutNoise:
         # What `at` returns, joined here: no memory is allocated for it at every step.
         self._joined = self.steps.new_zeros(n_envs if n_matrices else 0, like.shape[-1] + distribution.n_matrix)
 
+    def take_part(self, rank: int, ranks: int) -> None:
+        """Draw the noise of all `ranks` from now on, and use the part of `rank`: an action is that of the same env."""
+        n_envs = self._shape[1]
+        self._job_envs, self._envs = n_envs * ranks, slice(rank * n_envs, (rank + 1) * n_envs)
+
     def draw(self, generator: torch.Generator) -> None:
         """Draw the noise of a rollout, in place."""
-        self._steps.copy_(self._distribution.noise(self._shape, generator))
+        self._steps.copy_(self._distribution.noise((self._shape[0], self._job_envs), generator)[:, self._envs])
         if self._distribution.n_matrix:
-            self.matrices.copy_(self._distribution.matrices(tuple(self.matrices.shape[:2]), generator))
+            matrices = self._distribution.matrices((len(self.matrices), self._job_envs), generator)
+            self.matrices.copy_(matrices[:, self._envs])
 
     def at(self, index: tuple[int] | tuple[Tensor] | tuple[Tensor, Tensor]) -> Tensor:
         """The noise [.., heads + reals + n_matrix] of all environments at [step] or [step, env].

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from unidle.buffers.rollout import Rollout, RolloutArrays
+from unidle.engine.collect.episode_stats import FinishedEpisodes
 from unidle.engine.collect.inference import StepEnvIndex
 from unidle.envs.shared_block import EPISODE_ENDED, SUCCEEDED, SharedBlock, unpack_step_words
 
@@ -105,7 +106,7 @@ class Staging:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(device, non_blocking=True) if self._pinned else tensor
 
-    def finished_episodes(self) -> tuple[list[float], list[int], list[bool], list[list[float]]]:
+    def finished_episodes(self) -> FinishedEpisodes:
         """Returns, lengths, successes (where reported) and info [key, episode] of the episodes that ended.
 
         Sorted by (time, env).

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
+from unidle.errors import DivergedError
 from unidle.nn.encoder import Encoder
 
 
@@ -52,19 +53,19 @@ def first_non_finite(finite: Tensor, rollout: Rollout, iteration: int) -> NonFin
     return NonFinite(iteration, step, env, not bool(torch.isfinite(rollout.rewards[step, env])))
 
 
-def why_not_finite(
+def require_finite(
     non_finite: NonFinite | None, metrics: dict[str, float], step: int, recipe: Recipe, checkpoints: Path | None
-) -> str | None:
-    """A message if an environment returned a NaN or infinite value, or the update at `step` has led to one."""
+) -> None:
+    """DivergedError if an environment returned a NaN or infinite value, or the update at `step` has led to one."""
     kept = "" if checkpoints is None else f"; the last good checkpoint is kept in {checkpoints}"
     if non_finite is not None:
-        return f"{non_finite.message(recipe)}{kept}."
+        raise DivergedError(f"{non_finite.message(recipe)}{kept}.")
     what = _diverged(metrics)
     if what is None:
-        return None
+        return
     normalise = ", or normalise observations and rewards (--normalize-obs --normalize-reward)"
     remedy = f"Lower the learning rate{normalise if recipe.on_policy else ''}."
-    return f"Learning diverged: {what} is NaN or infinite at step {step}{kept}. {remedy}"
+    raise DivergedError(f"Learning diverged: {what} is NaN or infinite at step {step}{kept}. {remedy}")
 
 
 def _diverged(metrics: dict[str, float]) -> str | None:

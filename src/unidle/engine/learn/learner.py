@@ -11,6 +11,7 @@ import torch
 
 from unidle.algos.metrics import Metrics, stacked
 from unidle.algos.registry import Algorithm
+from unidle.distributed.ranks import Ranks
 from unidle.engine.collect.rollout_slot import FinishedRollout, RolloutSlot
 from unidle.engine.learn.finite import all_finite
 from unidle.timeline import LEARN, DeviceClock, Timeline
@@ -23,8 +24,9 @@ _Update = Generator[None, None, Metrics]
 class Learner:
     """One update at a time: `begin`, `advance` until it returns False, `metrics`."""
 
-    def __init__(self, algo: Algorithm, timeline: Timeline) -> None:
-        self._algo = algo
+    def __init__(self, algo: Algorithm, timeline: Timeline, ranks: Ranks | None = None) -> None:
+        """With `ranks`, metrics are means over them."""
+        self._algo, self._ranks = algo, ranks
         on_gpu = algo.parameters.flat.is_cuda
         self._clock = DeviceClock(timeline) if on_gpu else None
         self._done = torch.cuda.Event() if on_gpu else None
@@ -55,6 +57,8 @@ class Learner:
             metrics: Metrics = end.value
             self._names = list(metrics)
             values = stacked(metrics)
+            if self._ranks is not None:
+                self._ranks.mean_(values)
             if self._done is None:
                 self._values = values
             else:
