@@ -181,7 +181,9 @@ def test_every_flag_in_the_docs_exists(capsys: pytest.CaptureFixture[str]) -> No
         "--wrapper",
         "--help-all",
         "--onnx",
-        "--signal",  # of sbatch
+        *("--job-name", "--nodes", "--ntasks", "--open-mode", "--output", "--requeue"),  # of sbatch
+        "--start",  # of squeue
+        "--nv",  # of apptainer
     }  # accepted, but not listed in the help
     for page in LINKED:
         text = re.sub(r"^```sh\n.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)

@@ -193,7 +193,7 @@ def test_missing_empty_and_damaged_runs_have_rows(group: Path) -> None:
     make_run(group, "seed-6")
     (group / "seed-6" / "metrics.jsonl").unlink()
     page = page_of(group, [*runs_of(group), group / "seed-7"])
-    assert row(page, "seed-4")[3] == "unreadable"
+    assert row(page, "seed-4")[3] == "not started"
     assert row(page, "seed-5")[3] == "unreadable"
     assert row(page, "seed-6")[1:5] == ["–", "–", "stopped", "0"]
     assert row(page, "seed-7")[3] == "missing"

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from processes import wait_until
 from resumed_runs import assert_same, final_state
 
 import unidle
@@ -27,6 +28,7 @@ from unidle.sweeps import sweep as sweep_module
 from unidle.sweeps.folder import SweepFolder
 from unidle.sweeps.plan import Plan
 from unidle.sweeps.space import read_space
+from unidle.sweeps.study import Study
 
 SETTINGS: dict[str, Any] = {
     "n_envs": 2,
@@ -483,3 +485,48 @@ def test_plan_and_space_survive_the_folder() -> None:
     folder = SweepFolder.open(Path("runs/s"))
     assert folder.plan == plan
     assert folder.space == read_space(SPACE, folder.config)
+
+
+def test_workers_share_a_sweep_and_no_trial_is_run_twice() -> None:
+    sweep(trials=6, seconds=0)  # creates the folder, and starts no trial
+    command = [sys.executable, "-m", "unidle", "sweep", "--resume", "runs/s", "--quiet", "--worker"]
+    workers = [subprocess.Popen([*command, number], stderr=subprocess.PIPE, text=True) for number in ("1", "2")]
+    try:
+        wait_until(lambda: any(Path("runs/s/workers").glob("*/.lock")))
+        for resume in ({"worker": 1}, {}):  # the same number again, and a process that would have it for itself
+            with pytest.raises(unidle.UsageError, match="Another process"):
+                unidle.resume_sweep("runs/s", quiet=True, **resume)
+    finally:
+        outputs = [worker.communicate(timeout=120) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    trials = journal().trials
+    assert [trial.number for trial in trials] == list(range(6))
+    assert {trial.state.name for trial in trials} == {"COMPLETE"}
+    assert len({str(trial.params) for trial in trials}) == 6  # each worker draws settings of its own
+    assert {trial.user_attrs["worker"] for trial in trials} == {1, 2}
+    assert all(Path(f"runs/s/trial-{number}/trial.yaml").is_file() for number in range(6))
+    assert Path("runs/s/best.yaml").is_file()
+
+
+def test_worker_resumes_its_own_trials_and_those_of_nobody() -> None:
+    sweep(trials=3, seconds=0)
+    asked = []
+    for worker in (None, 1, 2):  # killed while they trained
+        folder = SweepFolder.open(Path("runs/s"))
+        folder.lock(worker)
+        trial = Study(folder).ask()
+        assert trial is not None
+        asked.append(trial.number)
+        folder.unlock()
+    resumed = unidle.resume_sweep("runs/s", worker=2, quiet=True)
+    assert {trial.number: trial.state for trial in resumed.trials} == {0: "finished", 1: "running", 2: "finished"}
+    resumed = unidle.resume_sweep("runs/s", quiet=True)
+    assert [trial.state for trial in resumed.trials] == ["finished"] * 3
+
+
+def test_worker_neither_starts_nor_changes_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["sweep", "CartPole-v1", "--worker", "1"]) == 2
+    assert "add --resume and its folder" in capsys.readouterr().err
+    sweep(trials=1, seconds=0)
+    with pytest.raises(unidle.UsageError, match="A worker does not change a sweep"):
+        unidle.resume_sweep("runs/s", worker=1, trials=2)

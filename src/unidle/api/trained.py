@@ -85,6 +85,7 @@ class TrainedRun:
             "gpu": read_gpu_shares(self.path),
             "overlap": history.overlap,
             "faults": history.fault_counts,
+            "requeues": history.requeues,
             "checkpoint": display_path(self.folder.best_or_latest()),
             "report": display_path(self.report),
         }

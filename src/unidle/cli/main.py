@@ -44,6 +44,7 @@ COMMANDS = {
     "watch": "run any command, and report what its GPU waited for",
     "tune": "find faster engine settings for a job by measuring",
     "pack": "run several commands side by side on one GPU",
+    "slurm": "submit training to SLURM; without arguments, list the named jobs",
     "doctor": "check this machine and this installation",
     "completion": "print a script for the completion of your shell (bash, zsh)",
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _SweepFlags(JobFlags):
+class SweepFlags(JobFlags):
     """Search for the best settings of a job: train trials with settings that Optuna chooses, several at a time.
 
     Takes all settings of `unidle train`; those given are not searched. A trial is judged by the mean return of its
@@ -54,6 +54,8 @@ class _SweepFlags(JobFlags):
     """Time after which no more trials are started, such as 90m or 2h; those that are running finish."""
     resume: Path | None = None
     """Folder of a sweep to continue; --trials, --at-once and --budget may change."""
+    worker: int | None = None
+    """With --resume: share the sweep with other processes, each with a number of its own."""
     trust: bool = False
     """With --resume: trust a sweep that you did not create, and import the code named in its config."""
     quiet: bool = False
@@ -68,26 +70,31 @@ def sweep_command(argv: list[str]) -> Result | WithCode:
     path = peek(argv, "--resume")
     if path and not wants_help(argv):
         return _resume(argv, Path(path))
-    job = job_of(_SweepFlags, argv, "sweep")
-    flags, seconds = job.flags, _seconds(job.flags)
-    plan = Plan(
-        flags.trials, flags.at_once, flags.seeds_per_trial, flags.sampler, flags.pruner, objectives=flags.objective
-    )
+    job = job_of(SweepFlags, argv, "sweep")
+    if job.flags.worker is not None:
+        raise UsageError("--worker shares a sweep that has been started; add --resume and its folder.")
 
     from unidle.sweeps.sweep import start_sweep
 
     swept = start_sweep(
         job.config,
-        plan,
-        flags.space,
+        plan_of(job.flags),
+        job.flags.space,
         given_settings(with_env_flag(argv)),
         job.notes,
         job.maker,
-        seconds=seconds,
-        quiet=flags.quiet,
+        seconds=_seconds(job.flags),
+        quiet=job.flags.quiet,
         cwd=job.cwd,
     )
-    return _close(swept, flags)
+    return _close(swept, job.flags)
+
+
+def plan_of(flags: SweepFlags) -> Plan:
+    """The plan of a new sweep."""
+    return Plan(
+        flags.trials, flags.at_once, flags.seeds_per_trial, flags.sampler, flags.pruner, objectives=flags.objective
+    )
 
 
 def _resume(argv: list[str], path: Path) -> Result | WithCode:
@@ -98,7 +105,7 @@ def _resume(argv: list[str], path: Path) -> Result | WithCode:
     argv, notes = replace_renamed_flags(argv)
     for note in notes:
         print(note, file=sys.stderr)
-    before = _SweepFlags(
+    before = SweepFlags(
         config.run,
         config.recipe,
         config.engine,
@@ -110,7 +117,7 @@ def _resume(argv: list[str], path: Path) -> Result | WithCode:
         objective=plan.objectives,
         resume=path,
     )
-    flags = parse(_SweepFlags, normalise_flags(normalise_flags(argv), config.recipe.algo), "sweep", before)
+    flags = parse(SweepFlags, normalise_flags(normalise_flags(argv), config.recipe.algo), "sweep", before)
     new, old = Config(flags.recipe, flags.engine, flags.run).flat(), config.flat()
     changed = [name for name, value in new.items() if value != old[name]]
     fixed = ("config", "engine_file", "site", "seeds_per_trial", "space", "sampler", "pruner", "objective")
@@ -124,16 +131,22 @@ def _resume(argv: list[str], path: Path) -> Result | WithCode:
     trust = is_trusted(path, ["env", "wrappers", "network"], flags.trust, config)
     seconds = _seconds(flags)
     swept = resume_sweep(
-        path, trials=flags.trials, at_once=flags.at_once, seconds=seconds, trust=trust, quiet=flags.quiet
+        path,
+        trials=flags.trials,
+        at_once=flags.at_once,
+        seconds=seconds,
+        worker=flags.worker,
+        trust=trust,
+        quiet=flags.quiet,
     )
     return _close(swept, flags)
 
 
-def _seconds(flags: _SweepFlags) -> float | None:
+def _seconds(flags: SweepFlags) -> float | None:
     return None if flags.budget is None else seconds_of("--budget", flags.budget)
 
 
-def _close(swept: Sweep, flags: _SweepFlags) -> Result | WithCode:
+def _close(swept: Sweep, flags: SweepFlags) -> Result | WithCode:
     """Print the best settings, or return them for --json."""
     result = swept.summary() if flags.json else None
     if not flags.json and not flags.quiet:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _TrainFlags(JobFlags):
+class TrainFlags(JobFlags):
     """Train a policy, or resume a run (--resume).
 
     The environment may come first: unidle train CartPole-v1. Flags override --engine, which overrides --config, which
@@ -64,7 +64,7 @@ def train_command(argv: list[str]) -> Result | WithCode:
     path = peek(argv, "--resume")
     if path and path != "auto" and not wants_help(argv):
         return _resume(argv)
-    job = job_of(_TrainFlags, argv, "train")
+    job = train_job(argv)
     size = ranks_to_start(job.flags.gpus, job.flags.ranks)
     if size is not None:
         one_of("--seeds" if job.flags.seeds else "--pbt" if job.flags.pbt else None)
@@ -74,9 +74,7 @@ def train_command(argv: list[str]) -> Result | WithCode:
 
     resume: Literal["auto"] | None = "auto" if path else None
     if job.flags.pbt:
-        return _train_population(job.flags, job, argv)
-    if job.flags.space is not None:
-        raise UsageError("--space is for --pbt, and for `unidle sweep`; add --pbt, or remove it.")
+        return _train_population(job, argv)
     how: dict[str, Any] = {"quiet": job.flags.quiet, "cwd": job.cwd, "resume": resume, "keep": job.keep}
     if job.flags.seeds is not None:
         return _close_group(start_group(job.config, job.flags.seeds, job.notes, job.maker, **how), job.flags)
@@ -84,14 +82,25 @@ def train_command(argv: list[str]) -> Result | WithCode:
     return _close(trained, job.flags)
 
 
-def _train_population(flags: _TrainFlags, job: Job[_TrainFlags], argv: list[str]) -> Result | WithCode:
+def train_job(argv: list[str]) -> Job[TrainFlags]:
+    """The job that the arguments of `unidle train` start; UsageError if they are invalid."""
+    job = job_of(TrainFlags, argv, "train")
+    if not job.flags.pbt:
+        if job.flags.space is not None:
+            raise UsageError("--space is for --pbt, and for `unidle sweep`; add --pbt, or remove it.")
+        return job
+    if job.flags.seeds is None:
+        raise UsageError("--pbt trains a population; add its size, such as --seeds 8.")
+    if job.flags.resume is not None:
+        raise UsageError("--resume auto cannot continue a population; use --resume and its folder.")
+    return job
+
+
+def _train_population(job: Job[TrainFlags], argv: list[str]) -> Result | WithCode:
     from unidle.sweeps.pbt import start_population
 
-    if flags.seeds is None:
-        raise UsageError("--pbt trains a population; add its size, such as --seeds 8.")
-    if flags.resume is not None:
-        raise UsageError("--resume auto cannot continue a population; use --resume and its folder.")
-    fixed = given_settings(with_env_flag(argv))
+    flags, fixed = job.flags, given_settings(with_env_flag(argv))
+    assert flags.seeds is not None  # as `train_job` has checked
     group = start_population(
         job.config, flags.seeds, flags.space, fixed, job.notes, job.maker, quiet=flags.quiet, cwd=job.cwd
     )
@@ -116,7 +125,7 @@ def _resume(given_argv: list[str]) -> Result | WithCode:
     for note in notes:
         print(note, file=sys.stderr)
     argv = normalise_flags(argv, given.recipe.algo)
-    flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.run, given.recipe, given.engine, resume=path))
+    flags = parse(TrainFlags, argv, "train", TrainFlags(given.run, given.recipe, given.engine, resume=path))
     if flags.site:
         raise UsageError("A resumed run keeps its site; remove --site, or start a new run.")
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
@@ -156,7 +165,7 @@ def _first_run(group: Path) -> Path:
     return found[0]
 
 
-def _close_group(trained: TrainedGroup, flags: _TrainFlags) -> Result | WithCode:
+def _close_group(trained: TrainedGroup, flags: TrainFlags) -> Result | WithCode:
     """Print the statistics over the runs, or return them for --json."""
     result = trained.summary() if flags.json else None
     if not flags.json and not flags.quiet:
@@ -176,7 +185,7 @@ def _how_to_continue(path: Path) -> dict[str, str]:
     return {"continue": f"unidle train --resume {display_path(path)}"}
 
 
-def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | WithCode:
+def _close(trained: TrainedRun, flags: TrainFlags) -> Result | WithCode:
     """Print the summary at the end of training, or return it for --json; only on rank 0."""
     if (place := current_place()) is not None and place.rank:
         return None

@@ -17,7 +17,7 @@ import torch
 from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.registry import Algorithm, AnyPolicy, new_algorithm, new_policy
 from unidle.buffers.rollout import Rollout
-from unidle.config import Config, Engine
+from unidle.config import Config, Engine, Recipe
 from unidle.config.machine import available_cores
 from unidle.config.settings import round_up_timesteps
 from unidle.distributed.ranks import Ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,14 @@ from unidle.report.dashboard.files import is_training
 from unidle.report.dashboard.view import DONE, TRAINING, state_of
 from unidle.report.history import History, Record, number, read_history
 
-RUNNING, FINISHED, STOPPED, FAILED, UNREADABLE, MISSING = (
+RUNNING, FINISHED, STOPPED, FAILED, UNREADABLE, MISSING, WAITING = (
     "running",
     "finished",
     "stopped",
     "failed",
     "unreadable",
     "missing",
+    "not started",
 )
 _STATES = {TRAINING: RUNNING, DONE: FINISHED}
 
@@ -60,6 +62,8 @@ def read_runs(folders: Sequence[Path], failures: Mapping[str, str] | None = None
 def _read_run(folder: Path, failure: str | None) -> GroupRun:
     if not folder.is_dir():
         return GroupRun(folder, FAILED if failure else MISSING, None, failure or "There is no such folder.")
+    if not failure and not os.path.lexists(folder / "config.yaml"):
+        return GroupRun(folder, WAITING, None, "It has not started yet.")
     is_live = is_training(folder.resolve())  # before the files, so that a finished run is read to its end
     try:
         history = read_history(folder)

@@ -115,6 +115,17 @@ class History:
         return dict(Counter(str(r.get("fault", "unknown")) for r in self.faults))
 
     @property
+    def requeues(self) -> int:
+        """How often SLURM started its jobs again."""
+        restarts: dict[str, int] = {}
+        for entry in self.provenance:
+            slurm = entry.get("slurm") if isinstance(entry, dict) else None
+            if isinstance(slurm, dict) and type(count := slurm.get("restarts")) is int:
+                job = str(slurm.get("job"))
+                restarts[job] = max(restarts.get(job, 0), count)
+        return sum(restarts.values())
+
+    @property
     def overlap(self) -> str | None:
         """The overlap setting; None if unknown."""
         value = self.setting("recipe", "overlap")

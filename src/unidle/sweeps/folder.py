@@ -18,6 +18,7 @@ from unidle.engine.checkpoint.trust import sign
 from unidle.errors import UsageError
 from unidle.groups.folder import GroupFolder
 from unidle.locks import release
+from unidle.report.dashboard.files import has_workers, is_training, worker_folder
 from unidle.sweeps.objectives import LABELS
 from unidle.sweeps.plan import Plan
 from unidle.sweeps.records import TrialRecord
@@ -34,6 +35,7 @@ class SweepFolder:
     def __init__(self, path: Path, plan: Plan, space: Space, config: Config) -> None:
         self.path, self.plan, self.space, self.config = path, plan, space, config
         self.journal, self.best = path / "journal.log", path / "best.yaml"
+        self.worker: int | None = None  # of those that share the sweep; None: this process has it for itself
         self._lock: IO[str] | None = None
 
     def create(self) -> None:
@@ -63,14 +65,27 @@ class SweepFolder:
         plan.check()
         return SweepFolder(path, plan, read_space(space, config), config)
 
-    def lock(self) -> None:
-        """Keep other processes from continuing this sweep; released when this process ends."""
+    def lock(self, worker: int | None = None) -> None:
+        """Keep other processes from continuing this sweep; released when this process ends.
+
+        A `worker` shares it with others, each with a number of its own.
+        """
+        own = self.path if worker is None else worker_folder(self.path, worker)
         try:
-            self._lock = lock_folder(self.path)
+            own.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_folder(own)
         except OSError as error:
             raise UsageError(
                 f"Cannot write to {display_path(self.path)} ({error.strerror}); copy the sweep elsewhere."
             ) from None
+        self.worker = worker
+        # Only now, so that of two that start at the same time, one at least sees the other.
+        if is_training(self.path) if worker is not None else has_workers(self.path):
+            self.unlock()
+            raise UsageError(
+                f"Another process works on {display_path(self.path)}"
+                + (" alone; stop it first." if worker is not None else "; wait for it, or join it with --worker.")
+            )
 
     def unlock(self) -> None:
         """Release the lock."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import numpy as np
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
+from unidle.config.files import SWEEP_FILE
 from unidle.sweeps.folder import SweepFolder
 from unidle.sweeps.objectives import is_minimised
 from unidle.sweeps.plan import Pruner, Sampler
@@ -29,7 +31,8 @@ _STATES: dict[TrialState, State] = {
 }
 _START_UP_TRIALS = 10  # at random, before TPE has learned enough
 _IMPORTANCE_FROM = 8  # finished trials with different results
-_SETTINGS, _ERROR, _GPU_SECONDS = "settings", "error", "gpu_seconds"  # user attributes in the journal
+# User attributes in the journal.
+_SETTINGS, _ERROR, _GPU_SECONDS, _WORKER = "settings", "error", "gpu_seconds", "worker"
 
 
 class Study:
@@ -39,8 +42,14 @@ class Study:
         """Create the study, or continue the one in the folder, which must be locked."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._folder, self._space = folder, folder.space
-        _repair(folder.journal)
-        storage = JournalStorage(JournalFileBackend(str(folder.journal)))
+        journal, sweep = str(folder.journal), str(folder.path / SWEEP_FILE)
+        if folder.worker is None:  # a killed process may have left them; of a worker's, Optuna removes old ones itself
+            for locked in (journal, sweep):
+                Path(f"{locked}.lock").unlink(missing_ok=True)
+        self._sweep_lock = JournalFileSymlinkLock(sweep)
+        with _held(JournalFileSymlinkLock(journal)):
+            _remove_half_line(folder.journal)
+        storage = JournalStorage(JournalFileBackend(journal))
         names = [study.study_name for study in storage.get_all_studies()]
         self._study = optuna.create_study(
             study_name=names[0] if names else folder.path.name,  # a folder may be renamed
@@ -50,17 +59,37 @@ class Study:
             pruner=_pruner(folder.plan.pruner, folder.n_evaluations),
         )
         # Not the seed alone: a resumed sweep would draw the same settings again.
-        seed = np.random.SeedSequence([folder.config.run.seed, len(self._study.trials)]).generate_state(1)
+        entropy = [folder.config.run.seed, len(self._study.trials)]
+        if folder.worker is not None:  # several start before there is a trial
+            entropy.append(folder.worker)
+        seed = np.random.SeedSequence(entropy).generate_state(1)
         self._study.sampler = _sampler(folder.plan.sampler, int(seed[0]))
 
-    def ask(self) -> AskedTrial:
-        """A new trial, with its settings."""
-        return AskedTrial(self._study.ask(), self._space)
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
+        """In the block, no other process asks for a trial, nor writes the results."""
+        return _held(self._sweep_lock)
+
+    def ask(self) -> AskedTrial | None:
+        """A new trial, with its settings; None if there are as many as planned."""
+        with self.exclusive():
+            if len(self._study.get_trials(deepcopy=False)) >= self._folder.plan.trials:
+                return None
+            trial = self._study.ask()
+            if self._folder.worker is not None:
+                trial.set_user_attr(_WORKER, self._folder.worker)
+        return AskedTrial(trial, self._space)
 
     def running(self) -> list[AskedTrial]:
-        """The trials that were running when the sweep was stopped."""
-        found = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
-        return [AskedTrial(optuna.trial.Trial(self._study, each._trial_id), self._space) for each in found]
+        """The trials that were running when the sweep was stopped; for a worker, its own and those of nobody."""
+        worker = self._folder.worker
+        with self.exclusive():
+            found = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
+            own = [each for each in found if worker is None or each.user_attrs.get(_WORKER, worker) == worker]
+            trials = [optuna.trial.Trial(self._study, each._trial_id) for each in own]
+            if worker is not None:
+                for trial in trials:
+                    trial.set_user_attr(_WORKER, worker)
+        return [AskedTrial(trial, self._space) for trial in trials]
 
     def finish(self, trial: AskedTrial, values: Sequence[float]) -> TrialRecord:
         """The trial is complete, with a value for each objective."""
@@ -156,9 +185,18 @@ def _pruner(name: Pruner, n_evaluations: int) -> optuna.pruners.BasePruner:
             return optuna.pruners.NopPruner()
 
 
-def _repair(journal: Path) -> None:
-    """Remove what a killed process may have left: Optuna's lock of the journal, and half a line at its end."""
-    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+@contextlib.contextmanager
+def _held(lock: JournalFileSymlinkLock) -> Iterator[None]:
+    """Hold a lock that also works between machines."""
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _remove_half_line(journal: Path) -> None:
+    """Remove what a killed process may have left at the end of the journal."""
     if journal.is_file():
         with journal.open("rb+") as file:
             content = file.read()

@@ -36,7 +36,7 @@ from unidle.sweeps.objectives import LABELS, Objective
 from unidle.sweeps.page import write_sweep_page
 from unidle.sweeps.plan import Plan, Pruner, Sampler
 from unidle.sweeps.records import TrialRecord, best_of, front_of
-from unidle.sweeps.space import is_own, read_space
+from unidle.sweeps.space import Space, is_own, read_space
 
 if TYPE_CHECKING:
     from unidle.sweeps.study import Study  # imports Optuna, which is an extra
@@ -141,8 +141,25 @@ def start_sweep(
     cwd: Path | None = None,
 ) -> Sweep:
     """Start a sweep of a validated config in a new folder; a default space leaves out the settings `fixed`."""
-    _require_optuna()
     cwd = cwd or Path.cwd()
+    maker = maker_for(maker or maker_of(config), config)
+    config, plan, searched = checked_sweep(config, plan, space, fixed, maker, cwd)
+    network = network or resolve_network(config.recipe.network)[0]
+    folder = SweepFolder(new_path(config, cwd, "sweep"), plan, searched, config)
+    folder.create()
+    return _train(folder, maker, network, notes, seconds, quiet, cwd)
+
+
+def checked_sweep(
+    config: Config,
+    plan: Plan,
+    space: Path | Mapping[str, Any] | None,
+    fixed: Collection[str],
+    maker: EnvMaker,
+    cwd: Path,
+) -> tuple[Config, Plan, Space]:
+    """The settings, the plan and the space of a new sweep; UsageError if it cannot be started."""
+    _require_optuna()
     plan.check()
     plan = plan.settled()
     if "time-to-target" in plan.objectives and config.run.target_return is None:
@@ -151,17 +168,13 @@ def start_sweep(
         raise UsageError("A sweep judges trials by their evaluations, but `eval_every` is 0; remove it.")
     if config.run.init_from is not None:
         config = config.with_run(init_from=str(cwd / config.run.init_from))
-    maker = maker_for(maker or maker_of(config), config)
     if vector_size(maker) is not None and is_own(space):
         fixed = [*fixed, "n_envs"]
     searched = read_space(space, config, fixed)
     if vector_size(maker) is not None and "n_envs" in searched.plain:
         raise UsageError(f"`n_envs` cannot be searched: {maker.name} decides it; remove it from the space.")
     probe(maker, config.recipe.discretize)  # an environment that cannot be created fails here, not in every trial
-    network = network or resolve_network(config.recipe.network)[0]
-    folder = SweepFolder(new_path(config, cwd, "sweep"), plan, searched, config)
-    folder.create()
-    return _train(folder, maker, network, notes, seconds, quiet, cwd)
+    return config, plan, searched
 
 
 def resume_sweep(
@@ -170,12 +183,14 @@ def resume_sweep(
     trials: int | None = None,
     at_once: int | None = None,
     seconds: float | None = None,
+    worker: int | None = None,
     trust: bool = False,
     quiet: bool = False,
 ) -> Sweep:
     """Continue a sweep: finished trials are kept, and those that were running resume from their checkpoints.
 
-    `trials` and `at_once` change the plan. `trust`: import the code named in a sweep that you did not create.
+    `trials` and `at_once` change the plan. Several processes, also on several machines, may share the sweep, each as
+    another `worker`, a number. `trust`: import the code named in a sweep that you did not create.
     """
     _require_optuna()
     cwd = Path.cwd()
@@ -188,8 +203,11 @@ def resume_sweep(
     )
     folder.plan.check()
     require_trust(folder.path, folder.config, ["env", "wrappers", "network"], trust)
-    folder.lock()
-    folder.save()
+    if worker is not None and folder.plan != plan:
+        raise UsageError("A worker does not change a sweep; remove --trials and --at-once.")
+    folder.lock(worker)
+    if folder.plan != plan:
+        folder.save()
     maker = maker_for(maker_of(folder.config), folder.config)
     return _train(folder, maker, resolve_network(folder.config.recipe.network)[0], (), seconds, quiet, cwd)
 
@@ -225,18 +243,21 @@ def _train(
             for record in records:
                 if record.is_over and not (record.path / "trial.yaml").exists():
                     _close_trial(folder, record)  # that the process was killed before it could
-            _save_results(folder, study)
+            with study.exclusive():
+                _save_results(folder, study)
 
             def on_trial_end(record: TrialRecord) -> None:
                 _close_trial(folder, record)
-                _save_results(folder, study)
+                with study.exclusive():
+                    _save_results(folder, study)
                 display.trial_ended(record)
 
             sweeper = Sweeper(folder, study, display, on_trial_end, seconds)
             callbacks = Callbacks(after_evaluation=(sweeper.evaluated,))
             build = Build(maker, network, callbacks, (), quiet, cwd)
             stopped_by = sweeper.run(build.new_run)
-            _save_results(folder, study)
+            with study.exclusive():
+                _save_results(folder, study)
         swept = Sweep(folder.path, study.records())
     finally:
         folder.unlock()

@@ -70,9 +70,8 @@ class Sweeper:
         self._folder, self._study, self._display = folder, study, display
         self._on_trial_end = on_trial_end
         self._interrupted = study.running()
-        records = study.records()
-        self._n_asked, self._n_failed = len(records), 0
-        self._has_succeeded = any(record.state in ("finished", "pruned") for record in records)
+        self._n_failed = 0
+        self._has_succeeded = any(record.state in ("finished", "pruned") for record in study.records())
         self._trials: dict[Member, _TrialTraining] = {}
         self._by_run: dict[Path, _TrialTraining] = {}
         self._until = math.inf if seconds is None else time.monotonic() + seconds
@@ -121,10 +120,9 @@ class Sweeper:
     def _start_next(self) -> list[Member]:
         """Start a trial, first those that an earlier process left; none if no more are to start."""
         while self._may_start():
-            if self._interrupted:
-                asked = self._interrupted.pop(0)
-            else:
-                asked, self._n_asked = self._study.ask(), self._n_asked + 1
+            asked = self._interrupted.pop(0) if self._interrupted else self._study.ask()
+            if asked is None:
+                break
             try:
                 return self._start(asked)
             except Exception as error:
@@ -132,8 +130,7 @@ class Sweeper:
         return []
 
     def _may_start(self) -> bool:
-        is_stopped = self._process.interrupts.received is not None or time.monotonic() >= self._until
-        return not is_stopped and bool(self._interrupted or self._n_asked < self._folder.plan.trials)
+        return self._process.interrupts.received is None and time.monotonic() < self._until
 
     def _start(self, asked: AskedTrial) -> list[Member]:
         folder, runs = self._folder, self._folder.runs_of(asked.number)

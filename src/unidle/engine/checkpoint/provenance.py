@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from unidle.config.machine import available_cores
+from unidle.slurm.attempts import SlurmJob
 from unidle.version import __version__
 
 SECTION = "provenance"  # of config.yaml: one entry per process that trained, the first one first
@@ -47,6 +48,7 @@ def provenance(device: torch.device, cwd: Path) -> dict[str, Any]:
         "cpu": f"{_cpu_name()}, {available_cores()} cores",
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "git": git_state(cwd),
+        **({} if (job := SlurmJob.of(os.environ)) is None else {"slurm": job.plain()}),
     }
 
 

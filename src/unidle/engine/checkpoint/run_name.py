@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from pathlib import Path
 
 from unidle.config import Config
@@ -25,6 +26,15 @@ def new_path(config: Config, cwd: Path, last: str | None = None) -> Path:
     path = parent / _checked(config.run.run_name)
     refuse_second_run(path)
     return path
+
+
+def planned_path(config: Config, cwd: Path, last: str | None = None) -> Path:
+    """The folder that `new_path` would give now; nothing is created."""
+    if config.run.run_name is not None:
+        return new_path(config, cwd, last)
+    parent, name = cwd / config.run.runs_dir, _default_name(config, last)
+    numbered = (parent / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(path for path in numbered if not path.exists())
 
 
 def existing_path(config: Config, cwd: Path, last: str | None = None, file: str = "config.yaml") -> Path | None:

@@ -104,6 +104,16 @@ def is_training(folder: Path) -> bool:
     return False
 
 
+def worker_folder(sweep: Path, worker: int) -> Path:
+    """The folder with the lock of one of the processes that share a sweep."""
+    return sweep / "workers" / str(worker)
+
+
+def has_workers(sweep: Path) -> bool:
+    """Whether processes that share the sweep work on it."""
+    return any(is_training(folder) for folder in sweep.glob("workers/*"))
+
+
 def record_of(line: bytes) -> Record | None:
     """Parse a line; None if it is not a JSON object."""
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from unidle.formatting import duration, score, short_number
 from unidle.report.dashboard.figures import UNKNOWN, format_or_dash
-from unidle.report.dashboard.files import is_training, read_mapping
+from unidle.report.dashboard.files import has_workers, is_training, read_mapping
 from unidle.report.dashboard.folders import Entry
 from unidle.report.dashboard.rows import Rows
 from unidle.report.dashboard.trials import Trial, objectives_of, sweep_stamp, trials_of
@@ -27,7 +27,8 @@ class SweepReader:
 
     def refresh(self) -> bool:
         """Read trials that have started or ended; returns whether there are any."""
-        stamp = is_training(self._entry.folder), sweep_stamp(self._entry)
+        folder = self._entry.folder
+        stamp = is_training(folder) or has_workers(folder), sweep_stamp(self._entry)
         if stamp == self._stamp:
             return False
         self._stamp, self._trials = stamp, trials_of(self._entry)

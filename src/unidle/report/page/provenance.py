@@ -7,7 +7,7 @@ from typing import Any
 
 from unidle.report.history import History, Record, number
 
-_NAMES = ("started", "command", "versions", "cpu", "gpu", "git")
+_NAMES = ("started", "command", "versions", "cpu", "gpu", "git", "slurm")
 
 
 def changes_note(history: History) -> str:

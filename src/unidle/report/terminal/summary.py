@@ -38,6 +38,7 @@ def print_summary(
         "waited": f"{duration(history.evaluation_wait)} for evaluations" if history.evaluations else None,
         "GPU": read_gpu_use(folder).text,
         "overlap": history.overlap,
+        "requeued": _requeues(history.requeues),
         "faults": f"{faults(counts)}; see {display_path(folder / 'metrics.jsonl')} for details" if counts else None,
         "report": display_path(report) if report else None,
         "checkpoint": display_path(checkpoint) if checkpoint else None,
@@ -45,6 +46,10 @@ def print_summary(
     console.print()
     console.print(Text(history.name, style="bold"), soft_wrap=True)
     print_facts(console, {name: value for name, value in facts.items() if value is not None})
+
+
+def _requeues(count: int) -> str | None:
+    return f"{count} time{'s' * (count > 1)}, by SLURM" if count else None
 
 
 def _evaluation(record: Record | None) -> str | None:
