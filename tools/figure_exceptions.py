@@ -93,9 +93,12 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         "decided to run 100",
     ),
     "docs/pack.md": ("some 500 MB by itself", "every 30 seconds", "over the last 30 seconds", "or 128 + n if"),
-    "docs/pixels.md": ("after 108,000 frames", "10 million steps are 40 million frames"),
+    "docs/pixels.md": (
+        *("after 108,000 frames", "10 million steps are 40 million frames"),
+        *("side three of 3×3 | 512", "32 and 32 channels | 256", "division by 255", "fractions of 255"),
+    ),
     "docs/recipe-and-engine.md": ("more than 128 network outputs",),
-    "docs/spaces.md": ("divided by 255", "more than 4,096 categories", "1,000,000"),
+    "docs/spaces.md": ("divided by 255", "as 256 |", "more than 4,096 categories", "1,000,000"),
     "docs/troubleshooting.md": ("by 25 to 50 %",),
     "docs/tune.md": (
         "below 40 seconds",
