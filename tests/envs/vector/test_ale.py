@@ -212,6 +212,19 @@ def test_strict_overlap_learns_the_same_in_halves_and_in_this_process(ale_py: An
     assert not all(torch.equal(tensor, textbook[name]) for name, tensor in halves.items())
 
 
+def test_evaluations_beside_training_equal_those_in_the_trainer(ale_py: Any, tmp_path: Path) -> None:
+    def evaluations(name: str, processes: int) -> list[dict[str, Any]]:
+        settings = {"eval_every": 48, "eval_episodes": 3, "eval_workers": processes, "runs_dir": str(tmp_path)}
+        run = unidle.train("ale:breakout", **{**SMALL, **settings}, run_name=name)
+        records = [record for record in run.records if record["kind"] == "evaluation"]
+        kept = ("eval/return_mean", "eval/return_std", "eval/length_mean", "eval/episodes")
+        return [{name: record[name] for name in kept} for record in records]
+
+    here = evaluations("here", 0)
+    assert len(here) == 2
+    assert evaluations("beside", 2) == here
+
+
 def test_preset_trains_and_evaluates_whole_games(
     ale_py: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -416,6 +416,28 @@ def test_process_that_dies_is_replaced_and_its_successor_keeps_the_statistics() 
         assert after["count"] == pytest.approx(before["count"] + 2 * N)  # the new first observations, and one step
 
 
+class HangsOnce(Walk):
+    """Does not return from the step after the file `armed` appears."""
+
+    def step(self, action: Any) -> Any:
+        if Path("armed").exists():
+            Path("armed").unlink()
+            time.sleep(600)
+        return super().step(action)
+
+
+def test_process_that_hangs_is_replaced() -> None:
+    maker = factory("sync, same step", HangsOnce)
+    with closing(VectorPool(maker, probe(maker), N, SEED, 1, env_timeout=1.0)) as envs:
+        envs.start(np.zeros(N, np.int64))
+        step_all(envs)
+        Path("armed").touch()
+        step_all(envs)
+        assert [fault.kind for fault in envs.faults] == ["hung"]
+        step_all(envs)
+        assert not envs.block.retry.any()
+
+
 def test_training_goes_on_when_the_process_dies() -> None:
     def arm(context: unidle.CallbackContext) -> None:
         if context.record["step"] == 128:

@@ -55,6 +55,13 @@ def test_serial_environments_try_worker_processes() -> None:
     assert changes[0].applied(with_engine(workers=None, subproc=False)).engine.subproc is True
 
 
+def test_vector_environments_may_get_processes_of_their_own() -> None:
+    here = replace(SITUATION, vectorised=True, workers=0)
+    assert "subproc auto → on" in change_texts(engine_changes(with_engine(workers=None), here))
+    found = change_texts(engine_changes(with_engine(workers=None), replace(here, workers=2)))
+    assert not any(text.startswith(("subproc", "workers", "pin_cores")) for text in found)
+
+
 def test_engine_changes_keep_recipe_and_run() -> None:
     for change in engine_changes(JOB, SITUATION):
         after = change.applied(JOB)

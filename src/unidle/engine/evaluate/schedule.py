@@ -14,8 +14,9 @@ _SECONDS_PER_PROCESS = 10.0  # of stepping, in one evaluation
 
 
 def can_be_async(maker: EnvMaker, env_spec: EnvSpec) -> bool:
-    """Whether other processes can step the environments one by one."""
-    return not (env_spec.on_device or env_spec.vectorised or maker.kind == "async")
+    """Whether other processes can step some of the environments, with the same episodes."""
+    is_fixed_batch = env_spec.vectorised and maker.native is None
+    return not (env_spec.on_device or is_fixed_batch or maker.kind == "async")
 
 
 def choose_processes(config: Config, maker: EnvMaker, env_spec: EnvSpec, workers: int, cores: int | None = None) -> int:

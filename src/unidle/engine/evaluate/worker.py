@@ -22,8 +22,9 @@ from torch import Tensor
 from unidle.algos.registry import new_policy
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Share, longest_episode, play
 from unidle.envs.pool.serial import SerialEnvs
-from unidle.envs.protocol import Fault
+from unidle.envs.protocol import Fault, HostEnvs
 from unidle.envs.shared_block import map_memory
+from unidle.envs.vector.host_envs import make_vector_envs
 from unidle.nn.optim.flat_parameters import FlatParameters
 
 Shapes = list[tuple[str, tuple[int, ...], torch.dtype]]  # name, shape and dtype of the tensors in a policy's state
@@ -101,14 +102,13 @@ class Evaluator:
         self._max_steps = longest_episode(config.run, env_spec)
         FlatParameters(self._policy)  # one contiguous tensor, like the trainer's
         self._snapshots = Snapshots(map_memory(job.memory), job.shapes, job.slots, job.processes)
-        self._envs = SerialEnvs(
-            maker.for_n_envs(job.n_envs),
-            env_spec,
-            len(job.env_ids),
-            config.run.seed,
-            job.first_index + job.env_ids.start,
-            max_env_restarts=config.engine.max_env_restarts,
-        )
+        envs = maker.for_n_envs(job.n_envs), env_spec, len(job.env_ids), config.run.seed
+        first_index, restarts = job.first_index + job.env_ids.start, config.engine.max_env_restarts
+        self._envs: HostEnvs
+        if env_spec.vectorised:
+            self._envs = make_vector_envs(*envs, first_index)
+        else:
+            self._envs = SerialEnvs(*envs, first_index, max_env_restarts=restarts)
 
     def run(self, pipe: Connection) -> None:
         """Evaluate the snapshot in each slot received, until the trainer closes the pipe."""

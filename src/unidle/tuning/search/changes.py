@@ -58,6 +58,7 @@ def engine_changes(config: Config, setup: JobSetup) -> list[Change]:
         found += _each(engine, "compile", [not engine.compile])
     elif setup.vectorised:
         found += _each(engine, "slices", [1, 2])
+        found += [] if setup.workers else _each(engine, "subproc", [True])
     else:
         found += _stepping(config, setup)
     if setup.gpu:
