@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from resumed_runs import assert_same, final_state
 from slurm_cluster import SlurmCluster, wait_for, why_not
 
 import unidle
+from unidle.cli.main import run as command_line
 from unidle.slurm.attempts import step_of
 from unidle.sweeps.folder import SweepFolder
 
@@ -59,20 +61,19 @@ class Jobs:
 
     def submit(self, name: str, *words: str) -> None:
         """Submit a job with `unidle slurm` in the folder."""
-        done = self.command("slurm", *words, "--run-name", name, "--json")
-        assert done.returncode == 0, done.stderr
-        self.ids[name] = json.loads(done.stdout)["job"]
+        code, printed = self.command("slurm", *words, "--run-name", name, "--json")
+        assert code == 0, printed
+        self.ids[name] = json.loads(printed)["job"]
 
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run `unidle` in the folder."""
-        return subprocess.run(
-            [sys.executable, "-m", "unidle", *words],
-            cwd=self.folder,
-            env=self.cluster.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def command(self, *words: str) -> tuple[int, str]:
+        """Run `unidle` in the folder, in this process, which has imported torch; its exit code, and what it prints."""
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+            patch.chdir(self.folder)
+            for name in os.environ.keys() - self.cluster.environment.keys():
+                patch.delenv(name)
+            for name, value in self.cluster.environment.items():
+                patch.setenv(name, value)
+            return command_line(list(words)), printed.getvalue()
 
     def path(self, name: str) -> Path:
         return self.folder / "runs" / name
@@ -116,8 +117,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
             ("seeds", "train", *SHORT, "--time=9", "--array=seeds=2,7"),
             ("sweep", "sweep", *SHORT, "--time=9", "--array=jobs=2", "--trials=4", "--at-once=1"),
         ]
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda words: jobs.submit(*words), submissions))
+        for words in submissions:
+            jobs.submit(*words)
         yield jobs
     finally:
         cluster.stop()
@@ -126,9 +127,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 @pytest.fixture(scope="module")
 def undisturbed(jobs: Jobs) -> Path:
     """The same run without SLURM."""
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     words = ["train", *LONG, "--run-name", "undisturbed"]
-    subprocess.run([sys.executable, "-m", "unidle", *words], cwd=jobs.folder, env=outside, check=True)
+    subprocess.run([sys.executable, "-m", "unidle", *words], cwd=jobs.folder, check=True)
     return jobs.path("undisturbed")
 
 
@@ -164,8 +164,7 @@ def test_job_is_requeued_before_its_time_limit_and_continues_exactly(jobs: Jobs,
 
 def test_array_trains_its_seeds_as_a_group(jobs: Jobs) -> None:
     assert jobs.wait("seeds") == ["COMPLETED"] * 2, jobs.output("seeds")
-    done = jobs.command("report", "runs/seeds")
-    assert done.returncode == 0, done.stderr
+    assert jobs.command("report", "runs/seeds")[0] == 0
     page = (jobs.path("seeds") / "report.html").read_text()
     assert "2 finished" in page
     configs = [unidle.load(jobs.path("seeds") / f"seed-{seed}").config.run.seed for seed in (2, 7)]
@@ -179,9 +178,9 @@ def test_jobs_of_a_sweep_share_its_trials(jobs: Jobs) -> None:
     assert folder.best.is_file()
 
 
-def test_job_that_slurm_refuses_leaves_nothing(jobs: Jobs) -> None:
-    done = jobs.command("slurm", "train", *SHORT, "--time=9", "--partition=absent", "--run-name", "refused")
-    assert done.returncode == 2
-    assert "SLURM refused the job: " in done.stderr
-    assert "partition" in done.stderr
+def test_job_that_slurm_refuses_leaves_nothing(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jobs.command("slurm", "train", *SHORT, "--time=9", "--partition=absent", "--run-name", "refused")[0] == 2
+    printed = capsys.readouterr().err
+    assert "SLURM refused the job: " in printed
+    assert "partition" in printed
     assert not jobs.path("refused").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,7 +14,13 @@ from typing import Any
 import pytest
 
 from unidle.cli.main import run
+from unidle.cli.slurm import _SlurmFlags
+from unidle.cli.sweep import SweepFlags
+from unidle.cli.train import TrainFlags
+from unidle.config import Config
 from unidle.config.jobs import job_names, load_job
+from unidle.config.renamed import ALIASES, RENAMED
+from unidle.config.settings import RECIPES
 from unidle.groups.folder import GroupFolder
 from unidle.slurm import script as script_module
 from unidle.slurm.resources import array_of, seconds_of_limit
@@ -184,6 +191,13 @@ def test_bash_reads_the_arguments_as_they_were_given(
 def test_gpu_of_the_job_need_not_be_on_the_machine_that_submits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--n-envs", "64", "--batch-size", "auto", "--device", "cuda"]
     assert " --device cuda " in dry_run(capsys, "train", *CARTPOLE, *TIME, *words)
+
+
+def test_no_flag_of_a_job_is_also_one_of_training() -> None:
+    own = {field.name for field in dataclasses.fields(_SlurmFlags)}
+    training = {field.name for kind in (TrainFlags, SweepFlags) for field in dataclasses.fields(kind)}
+    settings = {name for recipe in RECIPES.values() for name in Config(recipe()).flat()}
+    assert own & (training | settings | RENAMED.keys() | ALIASES.keys()) == {"json"}
 
 
 # -- named jobs --------------------------------------------------------------------------------------------------------

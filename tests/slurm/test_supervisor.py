@@ -44,12 +44,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
     program = tmp_path / "bin" / "scontrol"
     program.parent.mkdir()
 
-    def begin(*command: str, state: str = "RUNNING", cores: int = 1, fails: bool = False) -> subprocess.Popen[str]:
+    def begin(
+        *command: str, state: str = "RUNNING", cores: int = 1, fails: bool = False, ends_job: bool = False
+    ) -> subprocess.Popen[str]:
         answer = f"JobId=12 JobState={state} Reason=None Restarts=0 Requeue=1"
         program.write_text(
             f'#!/bin/bash\necho "$@" >> {tmp_path}/scontrol.log\n'
             f'if [ "$1" = show ]; then echo "{answer}"; elif {"true" if fails else "false"}; then\n'
             'echo "Requested operation is presently disabled" >&2; exit 1; fi\n'
+            f'if [ "$1" = requeue ] && {"true" if ends_job else "false"}; then kill $PPID $$; sleep 0.5; fi\n'
         )
         program.chmod(0o755)
         environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
@@ -98,6 +101,15 @@ def test_signal_before_the_time_limit_saves_and_requeues(start: Start) -> None:
     assert step > 0
     assert f"Requeued at step {step:,}, restart 1." in printed
     assert "The time limit is near: saving a checkpoint." in printed
+
+
+def test_requeue_that_ends_the_processes_of_the_job_is_none_that_failed(start: Start) -> None:
+    supervisor = start(*LONG, ends_job=True)
+    wait_for(iterations, 30)
+    supervisor.send_signal(signal.SIGUSR1)
+    printed = supervisor.communicate(timeout=30)[1]
+    assert supervisor.returncode == 0
+    assert "restart 1." in printed
 
 
 def test_cancelled_job_saves_and_is_not_requeued(start: Start) -> None:

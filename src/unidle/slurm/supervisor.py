@@ -79,6 +79,9 @@ class Supervisor:
 
     def _requeue(self, code: int) -> int:
         step = step_of(self._folder)
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            # scontrol inherits this: the requeue that it asks for ends all processes of the job, also scontrol.
+            signal.signal(number, signal.SIG_IGN)
         try:
             if not requeue(self._job):
                 _say(f"The job was cancelled at step {step:,}; submit it again to continue.")
