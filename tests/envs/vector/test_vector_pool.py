@@ -183,9 +183,10 @@ class Jittery(gymnasium.Wrapper):
 
 def outcome(run: unidle.TrainedRun) -> tuple[list[Any], dict[str, Any]]:
     """What a run learned: its metrics, evaluations and statistics, without times."""
+    timing = ("time/", "rollout/steps_per_second", "eval/seconds_behind")
     metrics = [
-        {k: v for k, v in record.items() if "/" in k and not k.startswith("time/") and k != "rollout/steps_per_second"}
-        for record in run.records
+        {k: v for k, v in record.items() if "/" in k and not k.startswith(timing)}
+        for record in sorted(run.records, key=lambda record: (record["step"], record["kind"]))
     ]
     state = load_checkpoint(run.folder.latest())
     return metrics, {"weights": state["algo"]["policy"], "statistics": state.get("env_statistics", {})}
