@@ -181,6 +181,7 @@ def test_every_flag_in_the_docs_exists(capsys: pytest.CaptureFixture[str]) -> No
         "--wrapper",
         "--help-all",
         "--onnx",
+        "--nproc-per-node",  # of torchrun
         "--signal",  # of sbatch
     }  # accepted, but not listed in the help
     for page in LINKED:
