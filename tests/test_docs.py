@@ -184,6 +184,7 @@ def test_every_flag_in_the_docs_exists(capsys: pytest.CaptureFixture[str]) -> No
         *("--job-name", "--nodes", "--ntasks", "--open-mode", "--output", "--requeue"),  # of sbatch
         "--start",  # of squeue
         "--nv",  # of apptainer
+        "--nproc-per-node",  # of torchrun
     }  # accepted, but not listed in the help
     for page in LINKED:
         text = re.sub(r"^```sh\n.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
