@@ -51,6 +51,8 @@ _NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs
 
 def why_not() -> str | None:
     """Why this machine cannot run Slurm; None if it can."""
+    if os.getuid() != 0:
+        return "needs root, to start Slurm's daemons"
     missing = [name for name in _PROGRAMS if shutil.which(name, path=_path()) is None]
     return f"needs Slurm and MUNGE ({', '.join(missing)})" if missing else None
 
