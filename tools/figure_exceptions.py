@@ -98,6 +98,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         *("side three of 3×3 | 512", "32 and 32 channels | 256", "division by 255", "fractions of 255"),
     ),
     "docs/recipe-and-engine.md": ("more than 128 network outputs",),
+    "docs/slurm.md": ("often 30 seconds", "every 30 seconds, so"),
     "docs/spaces.md": ("divided by 255", "as 256 |", "more than 4,096 categories", "1,000,000"),
     "docs/troubleshooting.md": ("by 25 to 50 %",),
     "docs/tune.md": (
