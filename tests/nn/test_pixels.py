@@ -158,3 +158,13 @@ def test_features_on_gpu_are_those_on_cpu(shape: tuple[int, ...], kind: str, in_
     with torch.autocast("cuda", torch.bfloat16, enabled=in_bf16, cache_enabled=False):
         found = encoder(images.cuda()).float().cpu()
     assert ((found - expected).norm() / expected.norm()).item() < tolerance
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels work on a GPU")
+def test_kernels_that_do_not_work_are_reported() -> None:
+    image_kernels.cache_clear()
+    with pytest.warns(
+        RuntimeWarning, match="Image convolutions uses the plain PyTorch implementation, which is slower"
+    ):
+        assert image_kernels() is None
+    image_kernels.cache_clear()

@@ -7,6 +7,7 @@ results, only slower. The reason is recorded and reported once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -30,6 +31,11 @@ _ALWAYS_TOLERATED = 1e-6  # norm of a difference
 
 def no_report(operation: str, error: Exception, instead: str) -> None:
     """Ignore the report."""
+
+
+def warn(operation: str, error: Exception, instead: str) -> None:
+    """Report as a Python warning: for what is chosen once per process, where no run is known."""
+    warnings.warn(f"{operation} {instead}, which is slower: {error}", RuntimeWarning, stacklevel=2)
 
 
 class Dispatch:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from unidle.kernels.dispatch import Dispatch, compare
+from unidle.kernels.dispatch import Dispatch, compare, warn
 
 _Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
 FusedLayer = Callable[[Tensor, Tensor, Tensor], Tensor]  # inputs [n, ins], weight, bias → outputs
@@ -36,7 +36,7 @@ def orthogonal(layer: _Layer, gain: float = math.sqrt(2)) -> _Layer:
 def _fused_layers() -> dict[type[nn.Module], FusedLayer]:
     """Activation → linear layer fused with it, on a GPU; empty if they do not work here."""
     # They need Triton, which torch does not include on every platform, and a C compiler.
-    return Dispatch().choose("Linear layers", {}, _triton_layers, _verify_layers)
+    return Dispatch(warn).choose("Linear layers", {}, _triton_layers, _verify_layers)
 
 
 def _triton_layers() -> dict[type[nn.Module], FusedLayer]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unidle.kernels.dispatch import Dispatch, compare
+from unidle.kernels.dispatch import Dispatch, compare, warn
 
 _UNIT = 1.0 / 255.0
 
@@ -34,7 +34,7 @@ class ImageKernels(NamedTuple):
 @functools.cache
 def image_kernels() -> ImageKernels | None:
     """Those for this GPU; None if they do not work here."""
-    return Dispatch().choose("Image convolutions", None, _triton_kernels, _verify_kernels)
+    return Dispatch(warn).choose("Image convolutions", None, _triton_kernels, _verify_kernels)
 
 
 def _triton_kernels() -> ImageKernels:
