@@ -60,6 +60,29 @@ def drop_in_cpu_time() -> str:
 
 
 @table
+def sweep_quality() -> str:
+    """What `unidle sweep` and rl-zoo's own search find with the same CPU time."""
+    names = {"unidle": "`unidle sweep --at-once 8`", "rl-zoo": "rl-zoo's `--optimize`"}
+    body = [
+        [
+            names[search["side"]],
+            *(number(search["trials"].get(state, 0)) for state in ("complete", "pruned")),
+            number(search["best_value"], 1),
+            number(search["mean"], 1),
+        ]
+        for search in sorted(results("sweep_quality")["searches"], key=lambda each: each["side"] != "unidle")
+    ]
+    heads = [
+        "CartPole-v1, one search per row",
+        "finished trials",
+        "pruned trials",
+        "best trial",
+        "trained again, 5 seeds",
+    ]
+    return sourced(rows(heads, *body), source("sweep_quality.py", "sweep_quality"))
+
+
+@table
 def sb3_suite() -> str:
     """How many of Stable-Baselines3's own tests pass, for each file."""
     result = results("sb3_suite")
