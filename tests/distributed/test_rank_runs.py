@@ -195,7 +195,7 @@ def test_killed_rank_ends_the_job_which_resumes_from_its_checkpoint(rank: int, t
     os.kill(pids[rank], signal.SIGKILL)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGKILL if rank == 0 else process.returncode != 0
-    assert f"Rank {rank} was ended by SIGKILL" in said
+    assert f"Rank {rank} was killed by SIGKILL" in said
     assert not any(is_running(pid) for pid in pids.values())
     before = max(int(file.name[5:17]) for file in tmp_path.glob("runs/run/checkpoints/step-*.pt"))
     resumed = train(tmp_path, "--resume", "runs/run", "--quiet", timesteps=before + 256)
@@ -223,6 +223,20 @@ def test_signal_to_one_rank_ends_all_in_order(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     first, second = states(tmp_path / "runs" / "run")
     assert first["step"] == second["step"]
+
+
+@pytest.mark.parametrize("launcher_first", [True, False])
+def test_scheduler_that_signals_launcher_and_ranks_does_not_keep_them_from_saving(
+    launcher_first: bool, tmp_path: Path
+) -> None:
+    process = started(tmp_path)
+    ranks = [*ranks_of(process).values()]
+    for pid in [process.pid, *ranks] if launcher_first else [*ranks, process.pid]:
+        os.kill(pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    first, second = states(tmp_path / "runs" / "run")
+    assert first["step"] == second["step"] > 0
 
 
 def test_failing_environment_of_one_rank_saves_all(tmp_path: Path) -> None:
