@@ -267,6 +267,32 @@ def test_failing_environment_of_one_rank_saves_all(tmp_path: Path) -> None:
         assert_same(one["algo"], other["algo"])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nan_on_one_rank_ends_all_before_anything_is_logged(rank: int, tmp_path: Path) -> None:
+    settings = {**PPO, "timesteps": 1024, "run_name": "run", "runs_dir": str(tmp_path), "quiet": True}
+    first, second = on_ranks("non_finite", 2, tmp_path, rank=rank, settings={**settings, "eval_every": 128})
+    env = 1 if rank == 0 else 3  # of the whole job
+    assert f"Environment {env} returned a NaN or infinite" in first
+    assert ("Rank 1: " in first) == (rank == 1)
+    assert second.startswith("AgreedError")
+    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert {record["step"] for record in records if record["kind"] in ("iteration", "evaluation")} == {128}
+
+
+def test_checkpoint_that_one_rank_cannot_write_ends_all_with_its_reason(tmp_path: Path) -> None:
+    settings = {**PPO, "timesteps": 1024, "run_name": "run", "runs_dir": str(tmp_path), "quiet": True}
+    settings |= {"eval_every": 0, "checkpoint_every": 128}
+    first, second = on_ranks("full_disk", 2, tmp_path, settings=settings)
+    assert first == "TrainingError: Rank 1: The disk is full; free some space."
+    assert second.startswith("AgreedError")
+
+
+def test_final_checkpoint_has_no_pending_evaluations(tmp_path: Path) -> None:
+    done = train(tmp_path, run_name="run", timesteps=256, eval_every=128, eval_episodes=2, eval_workers=1, **PPO)
+    assert done.returncode == 0, done.stderr
+    assert states(tmp_path / "runs" / "run")[0]["evaluations"] == []
+
+
 def test_incomplete_checkpoint_is_not_used(tmp_path: Path) -> None:
     new_run(tmp_path, "run", timesteps=512, checkpoint_every=128, **PPO)
     folder = RunFolder.open(tmp_path / "runs" / "run")
