@@ -197,6 +197,20 @@ def digests(*, settings: dict[str, Any]) -> list[str]:
     return found
 
 
+def digests_and_backend(*, settings: dict[str, Any]) -> dict[str, Any]:
+    """`digests`, and how the ranks have reduced gradients."""
+    backends: list[str] = []
+    choose = Ranks.choose_device
+
+    def recording(self: Ranks, name: str) -> torch.device:
+        device = choose(self, name)
+        backends.append(self.backend)
+        return device
+
+    Ranks.choose_device = recording  # type: ignore[method-assign]
+    return {"digests": digests(settings=settings), "backend": backends[0]}
+
+
 def stop_by_callback(*, settings: dict[str, Any], iterations: int) -> int:
     """How many iterations this rank has trained when a callback of rank 0 has stopped the run."""
     found: list[int] = []

@@ -17,6 +17,7 @@ from on_ranks import on_ranks
 from processes import is_running, restore_sigint, wait_until
 from resumed_runs import assert_same
 
+from unidle.cli import train as train_module
 from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
 from unidle.engine.checkpoint.run_folder import RunFolder, part_of
 
@@ -321,10 +322,17 @@ def test_damaged_part_of_a_checkpoint_is_not_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({**PPO, "n_envs": 5}, "`n_envs` is 5, which 2 ranks cannot share equally; use 4 or 6, or fewer ranks."),
+        (
+            {**PPO, "n_envs": 5},
+            "`n_envs` is 5, which is not divisible by 2 ranks; use 4 or 6, or another number of ranks.",
+        ),
         ({**PPO, "seeds": "2"}, "--seeds does not train on several ranks; remove --gpus and --ranks."),
         ({**PPO, "gpus": "2"}, "--gpus and --ranks both say how many ranks to start; remove one of them."),
-        ({**PPO, "pin_cores": True}, "--pin-cores does not know of the other ranks' worker processes; leave it out."),
+        (
+            {**PPO, "pin_cores": True},
+            "--pin-cores cannot be used with several ranks, which would pin their workers to the same cores; leave it "
+            "out.",
+        ),
         (
             {**PPO, "env": "unidle/CartPole-v1", "batch_size": 32},
             "unidle/CartPole-v1 steps many environments together, which does not run on several ranks; leave out --gpus"
@@ -347,6 +355,29 @@ def test_torchrun_starts_the_same_job_which_repeats_bit_for_bit(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     for one, other in zip(states(tmp_path / "runs" / "torchrun"), new_run(tmp_path, "ranks", **settings)):
         assert_same(one, other)
+
+
+def test_code_of_a_run_of_someone_else_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    new_run(tmp_path, "run", timesteps=128, **PPO)
+    config = tmp_path / "runs" / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("env: CartPole-v1", "env: nowhere:Theirs"))
+    refused = train(tmp_path, "--resume", "runs/run", "--quiet", timesteps=256)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("unidle: runs/run was not created by you on this machine")
+
+
+def test_terminal_is_asked_once_and_then_the_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_run(tmp_path, "run", timesteps=128, **PPO)
+    config = tmp_path / "runs" / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("env: CartPole-v1", "env: nowhere:Theirs"))
+    asked: list[Path] = []
+    started: list[list[str]] = []
+    monkeypatch.setattr(train_module, "is_trusted", lambda path, *_: asked.append(path) is None)
+    monkeypatch.setattr(train_module, "start_ranks", lambda size, argv, _: started.append(argv))
+    path = tmp_path / "runs" / "run"
+    flags = ["--resume", str(path), "--ranks", "2"]
+    train_module.train_command(flags)
+    assert (asked, started) == ([path], [[*flags, "--trust"]])  # so that no rank asks again
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------
