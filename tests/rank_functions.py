@@ -25,10 +25,12 @@ from unidle.algos.ppo_ops import new_ppo
 from unidle.config import recipe_for
 from unidle.distributed.place import current_place
 from unidle.distributed.ranks import Ranks
-from unidle.engine.checkpoint.rank_folder import weights_digest
+from unidle.engine.checkpoint.rank_folder import RankFolder, weights_digest
 from unidle.engine.cuda_graphs import Capture
+from unidle.engine.learn import learner
+from unidle.engine.learn.finite import all_finite
 from unidle.engine.together import Together
-from unidle.errors import UsageError
+from unidle.errors import UsageError, WriteError
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.normalise import RunningNorm
 from unidle.spaces.actions import ActionLayout
@@ -195,6 +197,20 @@ def digests(*, settings: dict[str, Any]) -> list[str]:
     return found
 
 
+def digests_and_backend(*, settings: dict[str, Any]) -> dict[str, Any]:
+    """`digests`, and how the ranks have reduced gradients."""
+    backends: list[str] = []
+    choose = Ranks.choose_device
+
+    def recording(self: Ranks, name: str) -> torch.device:
+        device = choose(self, name)
+        backends.append(self.backend)
+        return device
+
+    Ranks.choose_device = recording  # type: ignore[method-assign]
+    return {"digests": digests(settings=settings), "backend": backends[0]}
+
+
 def stop_by_callback(*, settings: dict[str, Any], iterations: int) -> int:
     """How many iterations this rank has trained when a callback of rank 0 has stopped the run."""
     found: list[int] = []
@@ -236,6 +252,42 @@ def guarded(*, settings: dict[str, Any]) -> dict[str, Any]:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return {"digests": found, "fallbacks": fallbacks}
+
+
+def ended_by(settings: dict[str, Any]) -> str:
+    """The error that ends a run on this rank."""
+    try:
+        unidle.train(**settings)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def non_finite(*, settings: dict[str, Any], rank: int) -> str:
+    """What ends a run on this rank if the second rollout of `rank` has a NaN."""
+    place = current_place()
+    calls = 0
+
+    def finding(encoder: Any, rollout: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        finite = all_finite(encoder, rollout)
+        if calls == 2 and place is not None and place.rank == rank:
+            finite[3, 1] = False
+        return finite
+
+    learner.all_finite = finding  # type: ignore[attr-defined]
+    return ended_by(settings)
+
+
+def full_disk(*, settings: dict[str, Any]) -> str:
+    """What ends a run on this rank if rank 1 cannot write checkpoints."""
+
+    def save(*_: Any) -> Path:
+        raise WriteError("The disk is full", "free some space")
+
+    RankFolder.save = save  # type: ignore[method-assign]
+    return ended_by(settings)
 
 
 class FailsOnce(gymnasium.Env):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from processes import is_running, restore_sigint, wait_until
+from torch._C._distributed_c10d import TCPStore
 
-from unidle.distributed.launch import launch
+from unidle.distributed.launch import _store, launch
 
 WRITES_PID = (
     "import os, sys, time, pathlib; r = os.environ['RANK']; pathlib.Path(sys.argv[1], r).write_text(str(os.getpid()))"
@@ -50,7 +50,7 @@ def test_code_of_rank_0_counts_if_it_failed_too(tmp_path: Path) -> None:
 def test_killed_rank_is_named(tmp_path: Path) -> None:
     code, said = run("os.kill(os.getpid(), 9) if r == '1' else time.sleep(60)", tmp_path)
     assert code == 128 + signal.SIGKILL
-    assert said == ["Rank 1 was ended by SIGKILL; the other ranks end too."]
+    assert said == ["Rank 1 was killed by SIGKILL; stopping the other ranks."]
 
 
 def test_only_rank_0_prints(tmp_path: Path) -> None:
@@ -62,25 +62,79 @@ def test_only_rank_0_prints(tmp_path: Path) -> None:
     assert printed.split() == ["0"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_reaches_every_rank_once(number: signal.Signals, tmp_path: Path) -> None:
-    code = (
-        "import signal\n"
-        "got = lambda *_: open(sys.argv[1] + '/got' + r, 'a').write('x') and sys.exit(0)\n"
-        "signal.signal(int(os.environ['NUMBER']), got)\n"
-        "pathlib.Path(sys.argv[1], 'ready' + r).touch()\n"
-        "time.sleep(60)"
-    )
+RECORDS_SIGNALS = """
+import signal
+def got(number, _):
+    with open(sys.argv[1] + '/got' + r, 'a') as file:
+        print(signal.Signals(number).name, file=file)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, got)
+pathlib.Path(sys.argv[1], 'ready' + r).touch()
+until = time.monotonic() + 60
+while time.monotonic() < until and not os.path.exists(sys.argv[1] + '/end'):
+    time.sleep(0.02)
+sys.exit(128 + signal.SIGUSR1)
+"""
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    """A launcher of two ranks that note the signals they get, and end when there is a file `end`."""
     script = (
         "import sys\nfrom unidle.distributed.launch import launch\n"
-        f"sys.exit(launch([sys.executable, '-c', {WRITES_PID + chr(10) + code!r}, {str(tmp_path)!r}], 2, print))"
+        f"sys.exit(launch([sys.executable, '-c', {WRITES_PID + RECORDS_SIGNALS!r}, {str(folder)!r}], 2, print))"
     )
-    environment = {**os.environ, "NUMBER": str(int(number))}
-    process = subprocess.Popen([sys.executable, "-c", script], env=environment, preexec_fn=restore_sigint)
-    assert wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2)))
+    process = subprocess.Popen([sys.executable, "-c", script], preexec_fn=restore_sigint)
+    assert wait_until(lambda: all((folder / f"ready{rank}").exists() for rank in range(2)))
+    return process
+
+
+def received(folder: Path) -> list[list[str]]:
+    files = [folder / f"got{rank}" for rank in range(2)]
+    return [file.read_text().split() if file.exists() else [] for file in files]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_first_signal_reaches_every_rank_once_as_one_that_never_ends_it_at_once(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    process = started(tmp_path)
     process.send_signal(number)
-    assert process.wait(20) == 0
-    assert [(tmp_path / f"got{rank}").read_text() for rank in range(2)] == ["x", "x"]
+    assert wait_until(lambda: all(received(tmp_path)))
+    (tmp_path / "end").touch()
+    assert process.wait(20) == 128 + number
+    assert received(tmp_path) == [["SIGUSR1"], ["SIGUSR1"]]
+
+
+def test_sigterm_after_sigusr1_as_slurm_sends_it_is_not_passed_on(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.send_signal(signal.SIGUSR1)
+    assert wait_until(lambda: all(received(tmp_path)))
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    (tmp_path / "end").touch()
+    assert process.wait(20) == 128 + signal.SIGUSR1
+    assert received(tmp_path) == [["SIGUSR1"], ["SIGUSR1"]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_that_comes_again_is_passed_on_and_ends_ranks_that_go_on(number: signal.Signals, tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.send_signal(number)
+    assert wait_until(lambda: all(received(tmp_path)))
+    process.send_signal(number)
+    assert process.wait(20) == 128 + number
+    assert received(tmp_path) == [["SIGUSR1", number.name]] * 2
+    assert not any(is_running(int((tmp_path / str(rank)).read_text())) for rank in range(2))
+
+
+def test_store_is_reachable_from_this_machine_only(tmp_path: Path) -> None:
+    store = _store()
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path("/proc/net", name).read_text().splitlines()[1:]]
+    listening = {row[1] for row in rows if row[3] == "0A"}
+    port = f"{store.port:04X}"
+    assert [address for address in listening if address.endswith(f":{port}")] == [f"0100007F:{port}"]  # 127.0.0.1
+    store.set("key", "value")
+    assert TCPStore("127.0.0.1", store.port, is_master=False).get("key") == b"value"
 
 
 def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from on_ranks import on_ranks
 from processes import is_running, restore_sigint, wait_until
 from resumed_runs import assert_same
 
+from unidle.cli import train as train_module
 from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
 from unidle.engine.checkpoint.run_folder import RunFolder, part_of
 
@@ -195,7 +196,7 @@ def test_killed_rank_ends_the_job_which_resumes_from_its_checkpoint(rank: int, t
     os.kill(pids[rank], signal.SIGKILL)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGKILL if rank == 0 else process.returncode != 0
-    assert f"Rank {rank} was ended by SIGKILL" in said
+    assert f"Rank {rank} was killed by SIGKILL" in said
     assert not any(is_running(pid) for pid in pids.values())
     before = max(int(file.name[5:17]) for file in tmp_path.glob("runs/run/checkpoints/step-*.pt"))
     resumed = train(tmp_path, "--resume", "runs/run", "--quiet", timesteps=before + 256)
@@ -223,6 +224,20 @@ def test_signal_to_one_rank_ends_all_in_order(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     first, second = states(tmp_path / "runs" / "run")
     assert first["step"] == second["step"]
+
+
+@pytest.mark.parametrize("launcher_first", [True, False])
+def test_scheduler_that_signals_launcher_and_ranks_does_not_keep_them_from_saving(
+    launcher_first: bool, tmp_path: Path
+) -> None:
+    process = started(tmp_path)
+    ranks = [*ranks_of(process).values()]
+    for pid in [process.pid, *ranks] if launcher_first else [*ranks, process.pid]:
+        os.kill(pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    first, second = states(tmp_path / "runs" / "run")
+    assert first["step"] == second["step"] > 0
 
 
 def test_failing_environment_of_one_rank_saves_all(tmp_path: Path) -> None:
@@ -253,6 +268,32 @@ def test_failing_environment_of_one_rank_saves_all(tmp_path: Path) -> None:
         assert_same(one["algo"], other["algo"])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nan_on_one_rank_ends_all_before_anything_is_logged(rank: int, tmp_path: Path) -> None:
+    settings = {**PPO, "timesteps": 1024, "run_name": "run", "runs_dir": str(tmp_path), "quiet": True}
+    first, second = on_ranks("non_finite", 2, tmp_path, rank=rank, settings={**settings, "eval_every": 128})
+    env = 1 if rank == 0 else 3  # of the whole job
+    assert f"Environment {env} returned a NaN or infinite" in first
+    assert ("Rank 1: " in first) == (rank == 1)
+    assert second.startswith("AgreedError")
+    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert {record["step"] for record in records if record["kind"] in ("iteration", "evaluation")} == {128}
+
+
+def test_checkpoint_that_one_rank_cannot_write_ends_all_with_its_reason(tmp_path: Path) -> None:
+    settings = {**PPO, "timesteps": 1024, "run_name": "run", "runs_dir": str(tmp_path), "quiet": True}
+    settings |= {"eval_every": 0, "checkpoint_every": 128}
+    first, second = on_ranks("full_disk", 2, tmp_path, settings=settings)
+    assert first == "TrainingError: Rank 1: The disk is full; free some space."
+    assert second.startswith("AgreedError")
+
+
+def test_final_checkpoint_has_no_pending_evaluations(tmp_path: Path) -> None:
+    done = train(tmp_path, run_name="run", timesteps=256, eval_every=128, eval_episodes=2, eval_workers=1, **PPO)
+    assert done.returncode == 0, done.stderr
+    assert states(tmp_path / "runs" / "run")[0]["evaluations"] == []
+
+
 def test_incomplete_checkpoint_is_not_used(tmp_path: Path) -> None:
     new_run(tmp_path, "run", timesteps=512, checkpoint_every=128, **PPO)
     folder = RunFolder.open(tmp_path / "runs" / "run")
@@ -281,10 +322,17 @@ def test_damaged_part_of_a_checkpoint_is_not_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({**PPO, "n_envs": 5}, "`n_envs` is 5, which 2 ranks cannot share equally; use 4 or 6, or fewer ranks."),
+        (
+            {**PPO, "n_envs": 5},
+            "`n_envs` is 5, which is not divisible by 2 ranks; use 4 or 6, or another number of ranks.",
+        ),
         ({**PPO, "seeds": "2"}, "--seeds does not train on several ranks; remove --gpus and --ranks."),
         ({**PPO, "gpus": "2"}, "--gpus and --ranks both say how many ranks to start; remove one of them."),
-        ({**PPO, "pin_cores": True}, "--pin-cores does not know of the other ranks' worker processes; leave it out."),
+        (
+            {**PPO, "pin_cores": True},
+            "--pin-cores cannot be used with several ranks, which would pin their workers to the same cores; leave it "
+            "out.",
+        ),
         (
             {**PPO, "env": "unidle/CartPole-v1", "batch_size": 32},
             "unidle/CartPole-v1 steps many environments together, which does not run on several ranks; leave out --gpus"
@@ -307,6 +355,29 @@ def test_torchrun_starts_the_same_job_which_repeats_bit_for_bit(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     for one, other in zip(states(tmp_path / "runs" / "torchrun"), new_run(tmp_path, "ranks", **settings)):
         assert_same(one, other)
+
+
+def test_code_of_a_run_of_someone_else_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    new_run(tmp_path, "run", timesteps=128, **PPO)
+    config = tmp_path / "runs" / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("env: CartPole-v1", "env: nowhere:Theirs"))
+    refused = train(tmp_path, "--resume", "runs/run", "--quiet", timesteps=256)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("unidle: runs/run was not created by you on this machine")
+
+
+def test_terminal_is_asked_once_and_then_the_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_run(tmp_path, "run", timesteps=128, **PPO)
+    config = tmp_path / "runs" / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("env: CartPole-v1", "env: nowhere:Theirs"))
+    asked: list[Path] = []
+    started: list[list[str]] = []
+    monkeypatch.setattr(train_module, "is_trusted", lambda path, *_: asked.append(path) is None)
+    monkeypatch.setattr(train_module, "start_ranks", lambda size, argv, _: started.append(argv))
+    path = tmp_path / "runs" / "run"
+    flags = ["--resume", str(path), "--ranks", "2"]
+    train_module.train_command(flags)
+    assert (asked, started) == ([path], [[*flags, "--trust"]])  # so that no rank asks again
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------

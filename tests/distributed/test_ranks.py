@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from on_ranks import on_ranks, results, start
 from torch.testing import assert_close
 
+from unidle.distributed.ranks import Ranks
 from unidle.nn.normalise import RunningNorm
 
 
@@ -31,6 +33,16 @@ def test_running_statistics_of_ranks_equal_those_of_whole_batch(tmp_path: Path) 
         for name, value in whole.state_dict().items():
             assert_close(state[name], value)
             assert torch.equal(state[name], found[0][name])
+
+
+@pytest.mark.parametrize("size", [3, 41, 47, 55, 1000])
+def test_mean_of_ones_is_exactly_one(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = object.__new__(Ranks)
+    ranks.size, ranks._control = size, None
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: tensor.mul_(size))
+    ones = torch.ones(2)
+    ranks.mean_(ones)
+    assert ones.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

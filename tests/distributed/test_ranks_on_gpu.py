@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from on_ranks import on_ranks
 
 pytestmark = pytest.mark.gpu
@@ -30,6 +31,17 @@ def test_ranks_keep_equal_weights_without_syncs(kind: str, graphs: bool, tmp_pat
     assert len({*first["digests"]}) >= 8
     assert not first["fallbacks"]
     assert not second["fallbacks"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("kind", ["ppo", "sac"])
+def test_ranks_with_a_gpu_each_reduce_with_nccl_and_have_equal_weights(kind: str, tmp_path: Path) -> None:
+    common = {"n_envs": 8, "workers": 2, "eval_every": 0, "device": "cuda", "quiet": True}
+    settings = {**common, "runs_dir": str(tmp_path), **SETTINGS[kind], "timesteps": 2 * 512}
+    first, second = on_ranks("digests_and_backend", 2, tmp_path, settings=settings)
+    assert first == second
+    assert first["backend"] == "nccl"
+    assert len({*first["digests"]}) >= 2
 
 
 @pytest.mark.parametrize("kind", ["ppo", "sac"])

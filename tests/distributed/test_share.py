@@ -23,9 +23,9 @@ def test_ranks_share_replay_buffer_but_count_steps_and_updates_of_the_job() -> N
 @pytest.mark.parametrize(
     ("recipe", "size", "sentence"),
     [
-        ({"n_envs": 10, "batch_size": 64}, 4, "`n_envs` is 10, which 4 ranks cannot share equally; use 8 or 12, or"),
-        ({"n_envs": 2, "batch_size": 64}, 3, "`n_envs` is 2, which 3 ranks cannot share equally; use 3, or fewer"),
-        ({"n_envs": 9, "batch_size": 64}, 3, "`batch_size` is 64, which 3 ranks cannot share equally; use 63 or 66,"),
+        ({"n_envs": 10, "batch_size": 64}, 4, "`n_envs` is 10, which is not divisible by 4 ranks; use 8 or 12, or"),
+        ({"n_envs": 2, "batch_size": 64}, 3, "`n_envs` is 2, which is not divisible by 3 ranks; use 3, or another"),
+        ({"n_envs": 9, "batch_size": 64}, 3, "`batch_size` is 64, which is not divisible by 3 ranks; use 63 or 66,"),
     ],
 )
 def test_what_does_not_divide_is_refused(recipe: dict, size: int, sentence: str) -> None:

@@ -47,7 +47,7 @@ class TrainFlags(JobFlags):
     gpus: int | None = None
     """Train on this many GPUs of this machine: one process (rank) each, with its share of environments and batches."""
     ranks: int | None = None
-    """As --gpus, without a GPU for each: ranks on a CPU, or several that share a GPU."""
+    """Like --gpus, but the ranks run on the CPU or share GPUs."""
     n_envs_per_gpu: int | None = None
     """With --gpus, --ranks or torchrun: number of environments of each rank, instead of --n-envs for all together."""
     quiet: bool = False
@@ -134,8 +134,14 @@ def _resume(given_argv: list[str]) -> Result | WithCode:
         if name in changes:  # `resume` takes them only as Python objects
             raise UsageError(f"A resumed run keeps its {name}; remove --{name}, or start a new run.")
     if (size := ranks_to_start(flags.gpus, flags.ranks)) is not None:
+        from unidle.engine.checkpoint.trust import require_trust
+
         one_of("A group of runs" if is_group else None)
-        return start_ranks(size, given_argv, Config(flags.recipe, flags.engine, flags.run))
+        # Asked once, here: every rank would, but only rank 0 has a terminal to ask in.
+        config, code = Config(flags.recipe, flags.engine, flags.run), ["env", "wrappers", "network"]
+        trust = is_trusted(path, code, flags.trust)
+        require_trust(path, config, code, trust)
+        return start_ranks(size, [*given_argv, *(["--trust"] if trust and not flags.trust else [])], config)
 
     from unidle.api import resume, resume_group
 

@@ -376,7 +376,7 @@ class Engine:
     eval_workers: OrAuto[int] = None
     """Processes for evaluation during training; 0: training waits. auto: by cores and episodes; 0 with one core."""
     rank_timeout: float = 1800.0
-    """On several ranks: seconds that one waits for the others before it ends the job."""
+    """Seconds a rank waits for the others before the job is aborted."""
     max_env_restarts: int = 10
     """Consecutive faults of one environment, with no episode completed in between, before the run stops."""
 

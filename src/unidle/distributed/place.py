@@ -1,4 +1,4 @@
-"""Which rank of a data-parallel job this process is, as `torchrun` and `unidle train --gpus` say it."""
+"""Which rank of a data-parallel job this process is, as set by `torchrun` and `unidle train --gpus`."""
 
 from __future__ import annotations
 

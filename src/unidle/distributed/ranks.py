@@ -95,7 +95,7 @@ class Ranks:
                 self._reduce_on_host(tensor)
             else:
                 dist.all_reduce(tensor, group=self._control)
-        tensor.mul_(1.0 / self.size)
+        tensor.div_(self.size)  # not times 1 / size, which is rounded: the mean of 41 ones would be less than 1
 
     def _reduce_on_host(self, tensor: Tensor) -> None:
         """The sum of a GPU's tensor by gloo, which waits for the stream through an event."""
@@ -194,7 +194,7 @@ class Ranks:
                 raise
             lines = str(error).splitlines() or [type(error).__name__]
             reason = re.sub(r"^\[[^]]*\] ", "", lines[0]).partition(". ")[0].rstrip(".")  # without torch's source line
-            raise LostRankError(f"Rank {self.rank} has lost another rank ({reason}).") from error
+            raise LostRankError(f"Rank {self.rank} lost contact with another rank ({reason}).") from error
 
 
 def on_first(ranks: Ranks | None, function: Callable[[], _T]) -> _T:

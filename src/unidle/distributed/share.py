@@ -30,7 +30,9 @@ def _require_multiple(name: str, value: int, size: int) -> None:
     if value % size:
         below, above = value // size * size, -(-value // size) * size
         near = f"{below} or {above}" if below else str(above)
-        raise UsageError(f"`{name}` is {value}, which {size} ranks cannot share equally; use {near}, or fewer ranks.")
+        raise UsageError(
+            f"`{name}` is {value}, which is not divisible by {size} ranks; use {near}, or another number of ranks."
+        )
 
 
 def _require_same_sequences(recipe: PPORecipe, share: PPORecipe, size: int) -> None:
@@ -46,7 +48,10 @@ def _require_same_sequences(recipe: PPORecipe, share: PPORecipe, size: int) -> N
 def not_pinned(engine: Engine) -> Engine:
     """The settings for one of several ranks, which would pin their worker processes to the same cores."""
     if engine.pin_cores:
-        raise UsageError("--pin-cores does not know of the other ranks' worker processes; leave it out.")
+        raise UsageError(
+            "--pin-cores cannot be used with several ranks, which would pin their workers to the same cores; leave it "
+            "out."
+        )
     return replace(engine, pin_cores=False)
 
 

@@ -85,8 +85,8 @@ class Together:
         if state is None or (saved_by := state.get("ranks", 1)) == self.size:
             return state
         say(
-            f"The checkpoint is of {_counted(saved_by)}, and the run continues on {_counted(self.size)}: it will not "
-            "match an uninterrupted one, because environments begin new episodes, and a replay buffer is filled again."
+            f"The checkpoint was saved by {_counted(saved_by)}, but the run resumes on {self.size}: it will not match "
+            "an uninterrupted one, because environments begin new episodes and replay buffers start empty."
         )
         state = for_other_ranks(state, self._n_envs)
         state["first_episode"] = 1 + int(state.pop("collector")["episode"].max())
@@ -221,8 +221,10 @@ class Together:
         return wishes[0].save
 
     def request_save(self) -> None:
-        """Ask for a checkpoint at the end of this iteration."""
+        """Ask for a checkpoint at the end of this iteration; if there is none, rank 0 saves now."""
         self._wants_save = True
+        if self.is_over:
+            self._save()
 
     def finish(self, algo: Algorithm) -> None:
         """The last agreement: that all have the same weights."""

@@ -14,7 +14,7 @@ from unidle.buffers.rollout import Rollout
 from unidle.config import Config
 from unidle.config.machine import available_cores
 from unidle.config.settings import round_up_timesteps
-from unidle.distributed.ranks import Ranks
+from unidle.distributed.ranks import Ranks, stage
 from unidle.engine.build import build_parts
 from unidle.engine.callbacks import Callback, CallbackRunner, Callbacks, ProgressDisplay, TimeMeter
 from unidle.engine.checkpoint.changes import record_changes
@@ -220,7 +220,8 @@ class Trainer:
         run, progress = self.config.run, self.progress
         self._call(self._callbacks.on_start)
         if is_new:
-            self._save()
+            with stage(self._together.ranks):
+                self._save()
         yield from self._together.attempt(self._together.save_on_failure(self._tracker.run_pending()))
         self._decide()
         with contextlib.suppress(Stopped):
@@ -230,7 +231,8 @@ class Trainer:
                     yield from self._iterate()
         if self._together.ranks is not None:  # while rank 0 evaluates, the others may end
             self._together.finish(self.algo)
-            self._save()
+            with stage(self._together.ranks):
+                self.save()
         if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
             yield from self._together.save_on_failure(self._tracker.evaluate())
         if self._together.is_first:
@@ -331,13 +333,12 @@ class Trainer:
         progress.iteration += 1
         if isinstance(self.collector, HostCollector):
             together.share_episodes(self.collector, self._report_fault)
-        non_finite = None
-        if metrics["experience_finite"] < 1:
-            if together.ranks is not None and self._learner.finite.all():
-                return metrics, failure  # another rank says which environment it was
-            non_finite = first_non_finite(self._learner.finite, finished.rollout, progress.iteration - 1)
-            non_finite = replace(non_finite, env=together.first_env + non_finite.env)
-        self._check_finite(non_finite, metrics)
+        if metrics["experience_finite"] < 1:  # the same bits on all ranks, and exactly 1 if it is 1 on each
+            with stage(together.ranks):  # all end here, before anything is logged, evaluated or saved
+                if not self._learner.finite.all():
+                    non_finite = first_non_finite(self._learner.finite, finished.rollout, progress.iteration - 1)
+                    self._check_finite(replace(non_finite, env=together.first_env + non_finite.env), metrics)
+        self._check_finite(None, metrics)
         self.collector.open_rollout()
         return metrics, failure
 
@@ -424,7 +425,8 @@ class Trainer:
     def _decide(self) -> None:
         say, signal = self._display.on_message, self._interrupts.received
         if self._together.decide(self.algo, say, stop=self._stopping, signal=signal):
-            self._save()
+            with stage(self._together.ranks):  # an earlier checkpoint of one rank may have failed
+                self._save()
 
     def _restore_algorithm(self, state: dict[str, Any]) -> None:
         """Restore the algorithm and the counters, and start new environments."""
@@ -437,12 +439,18 @@ class Trainer:
         if "first_episode" in state and isinstance(self.collector, HostCollector):  # from other ranks of this run
             self._clock.resume(state["wall"], state["seconds"])
             self.collector.start(state["first_episode"])
+            if self._together.is_first:
+                self._load_pending(state)
         else:
             self.collector.start()
 
     def _restore(self, state: dict[str, Any]) -> str:
         """Restore a checkpoint; returns the kernels that it names."""
         kernels = self._saver.restore(state, self._together.noting(self._display.on_message))
+        self._load_pending(state)
+        return kernels
+
+    def _load_pending(self, state: dict[str, Any]) -> None:
+        """Continue with the evaluations that were pending when a checkpoint was saved."""
         pending, self._recorded = pending_evaluations(state, self._folder.path, self.progress)
         self._evaluations.load_pending(pending)
-        return kernels
