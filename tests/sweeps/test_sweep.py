@@ -508,7 +508,7 @@ def test_workers_share_a_sweep_and_no_trial_is_run_twice() -> None:
     assert Path("runs/s/best.yaml").is_file()
 
 
-def test_worker_resumes_its_own_trials_and_those_of_nobody() -> None:
+def test_worker_resumes_its_own_trials_and_unassigned_ones() -> None:
     sweep(trials=3, seconds=0)
     asked = []
     for worker in (None, 1, 2):  # killed while they trained
