@@ -296,8 +296,8 @@ class FailsOnce(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, mended: str = "") -> None:
-        self._mended, self._steps = Path(mended), 0
+    def __init__(self, fixed: str = "") -> None:
+        self._fixed, self._steps = Path(fixed), 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -307,7 +307,7 @@ class FailsOnce(gymnasium.Env):
     def step(self, action: int) -> Any:
         self._steps += 1
         place = current_place()
-        if place is not None and place.rank == 1 and self._steps > 40 and not self._mended.exists():
+        if place is not None and place.rank == 1 and self._steps > 40 and not self._fixed.exists():
             raise ValueError("This environment is broken.")
         obs = np.array([self._steps / 100, action], np.float32)
         return obs, float(action), self._steps >= 100, False, {}

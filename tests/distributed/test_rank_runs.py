@@ -242,8 +242,8 @@ def test_scheduler_that_signals_launcher_and_ranks_does_not_keep_them_from_savin
 
 def test_failing_environment_of_one_rank_saves_all(tmp_path: Path) -> None:
     """The environment fails in the second rollout; what the first has taught is saved by both ranks."""
-    mended = tmp_path / "mended"
-    env = {"env": "rank_functions:FailsOnce", "env_kwargs": f"{{mended: {mended}}}", "max_env_restarts": 0}
+    fixed = tmp_path / "fixed"
+    env = {"env": "rank_functions:FailsOnce", "env_kwargs": f"{{fixed: {fixed}}}", "max_env_restarts": 0}
     settings = {**PPO, **env, "timesteps": 512, "run_name": "run", "eval_every": 0, "seed": 3, "workers": 1}
     tests = str(Path(__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
@@ -259,7 +259,7 @@ def test_failing_environment_of_one_rank_saves_all(tmp_path: Path) -> None:
     assert "unidle: Rank 1: " in failed.stderr
     assert "Fix it, then resume with: unidle train --resume runs/run" in failed.stderr
     assert [state["step"] for state in states(tmp_path / "runs" / "run")] == [128, 128]
-    mended.touch()
+    fixed.touch()
     resumed = run("--resume", "runs/run", "--quiet")
     assert (resumed.returncode, resumed.stderr) == (0, "")
     whole = run(*flags({**settings, "run_name": "whole"}), "--quiet")

@@ -73,6 +73,13 @@ def test_vector_envs_have_their_own_processes_with_overlap_or_if_requested(
     assert choose_vector_envs(maker, engine, 16, 1e-6, device, overlap=overlap) == (count, processes)
 
 
+@pytest.mark.parametrize("maker", [NATIVE, FACTORY])
+def test_vector_envs_are_split_into_one_number_of_parts(maker: EnvMaker) -> None:
+    assert choose_vector_envs(NATIVE, Engine(workers=4, slices=4), 16, 1e-6, GPU, overlap=True) == (4, 4)
+    with pytest.raises(UsageError, match="are 4 and 8; remove one of them"):
+        choose_vector_envs(maker, Engine(workers=4, slices=8), 16, 1e-6, GPU, overlap=True)
+
+
 def test_more_workers_than_cores_warn_with_number_to_use() -> None:
     assert too_many_workers(Engine(workers=8)) is None
     assert "use --workers 8" in str(too_many_workers(Engine(workers=9)))

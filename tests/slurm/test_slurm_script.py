@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,6 +194,14 @@ def test_gpu_of_the_job_need_not_be_on_the_machine_that_submits(capsys: pytest.C
     assert " --device cuda " in dry_run(capsys, "train", *CARTPOLE, *TIME, *words)
 
 
+def test_gpus_of_the_job_share_its_environments_and_need_not_be_on_this_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ranks = ["--gpus", "4", "--n-envs-per-gpu", "32", "--batch-size", "4096"]
+    assert f" {' '.join(ranks)} --run-name " in dry_run(capsys, "train", *CARTPOLE, *TIME, *ranks)
+    assert " --gpus 1 --seeds 2 " in dry_run(capsys, "train", *CARTPOLE, *TIME, "--gpus", "1", "--seeds", "2")
+
+
 def test_no_flag_of_a_job_is_also_one_of_training() -> None:
     own = {field.name for field in dataclasses.fields(_SlurmFlags)}
     training = {field.name for kind in (TrainFlags, SweepFlags) for field in dataclasses.fields(kind)}
@@ -246,6 +255,22 @@ def test_every_named_job_is_a_valid_one(name: str, capsys: pytest.CaptureFixture
         (["mt10-2m", "--preset", "classic"], "The job mt10-2m has its preset"),
         (["trian", *CARTPOLE, *TIME], "There is no job `trian`; use train, sweep, or one of mt10-20m"),
         ([*CARTPOLE, *TIME], "Say what to run: unidle slurm train"),
+        (["train", *CARTPOLE, *TIME, "--array", "jobs=²"], "--array is 'jobs=²'"),
+        (["train", *CARTPOLE, *TIME, "--array", "seeds=1-3%²"], "--array is 'seeds=1-3%²'"),
+        (["train", *CARTPOLE, *TIME, "--array", "seeds=٣"], "--array is 'seeds=٣'"),
+        (["train", *CARTPOLE, "--time", "²"], "--time is '²'"),
+        (["train", *CARTPOLE, *TIME, "--n-envs", "²"], "--n-envs"),
+        (["train", *CARTPOLE, *TIME, "--gpus", "2", "--ranks", "2"], "--gpus and --ranks both say how many ranks"),
+        (["train", *CARTPOLE, *TIME, "--gpus", "0"], "--gpus is 0; it must be at least 1."),
+        (["train", *CARTPOLE, *TIME, "--gpus", "2", "--seeds", "4"], "--seeds does not train on several ranks"),
+        (["train", *CARTPOLE, *TIME, "--gpus", "2", "--seeds", "4", "--pbt"], "does not train on several ranks"),
+        (["train", *CARTPOLE, *TIME, "--ranks", "3"], "which 3 ranks cannot share equally"),
+        (
+            ["train", *CARTPOLE, *TIME, "--ranks", "2", "--n-envs", "2", "--pin-cores"],
+            "--pin-cores does not know of the other ranks",
+        ),
+        (["train", *CARTPOLE, *TIME, "--n-envs-per-gpu", "8"], "--n-envs-per-gpu needs the number of ranks"),
+        (["mt10-2m", "--gpus", "2"], "Multi-task training (`n_tasks` > 1) does not run on several ranks"),
     ],
 )
 def test_mistakes_are_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +343,7 @@ def test_array_creates_its_group(sbatch: Any, capsys: pytest.CaptureFixture[str]
     group = GroupFolder.open(Path("runs/g"))
     assert group.seeds == (4, 2)
     assert all(folder.is_dir() for folder in group.runs)
-    assert "12_%a.out" in capsys.readouterr().out.replace("seed-%a", "")
+    assert "runs/g/seed-*/slurm-12_*.out" in capsys.readouterr().out
     assert "There is already a run in runs/g" in error_of(capsys, *words, "--array", "seeds=4,2")
     assert run(["slurm", *words, "--array", "seeds=2,4", "--resume", "auto"]) == 0
     assert "has other seeds (4,2)" in error_of(capsys, *words, "--array", "seeds=2,5", "--resume", "auto")
@@ -331,3 +356,40 @@ def test_refused_job_leaves_nothing(kind: str, sbatch: Any, capsys: pytest.Captu
     printed = error_of(capsys, *words, *CARTPOLE, *TIME)
     assert printed == "unidle: SLURM refused the job: invalid partition specified: gpu.\n"
     assert list(Path("runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["train", "sweep", "array"])
+def test_job_that_may_be_accepted_keeps_its_folder(kind: str, sbatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    sbatch("echo 'Welcome to the cluster'")
+    words = {"train": ["train"], "sweep": ["sweep"], "array": ["train", "--array", "seeds=1-3"]}[kind]
+    printed = error_of(capsys, *words, *CARTPOLE, *TIME, "--run-name", "kept")
+    assert "sbatch printed no job id, but 'Welcome to the cluster'" in printed
+    assert Path("runs/kept/slurm.sh").is_file()
+
+
+def test_folder_is_kept_if_ctrl_c_stops_sbatch(sbatch: Any) -> None:
+    sbatch("echo 12; kill -INT $PPID; sleep 1")
+    with suppress(KeyboardInterrupt):
+        assert run(["slurm", "train", *CARTPOLE, *TIME, "--run-name", "kept"]) == 130
+    assert Path("runs/kept/slurm.sh").is_file()
+
+
+def test_sbatch_that_cannot_be_started_is_one_sentence(
+    sbatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sbatch("")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    Path("bin/sbatch").write_text("#!/nowhere\n")
+    assert "sbatch cannot be started (No such file or directory)" in error_of(capsys, "train", *CARTPOLE, *TIME)
+    assert list(Path("runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("array", "output"), [([], "50%j/slurm-12.out"), (["--array", "seeds=1-3"], "50%j/seed-*/slurm-12_*.out")]
+)
+def test_shown_output_is_the_path_that_slurm_writes_to(
+    array: list[str], output: str, sbatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sbatch("echo 12")
+    assert run(["slurm", "train", *CARTPOLE, *TIME, *array, "--run-name", "50%j", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output"] == f"runs/{output}"

@@ -103,7 +103,7 @@ def test_signal_before_the_time_limit_saves_and_requeues(start: Start) -> None:
     assert "The time limit is near: saving a checkpoint." in printed
 
 
-def test_requeue_that_ends_the_processes_of_the_job_is_none_that_failed(start: Start) -> None:
+def test_requeue_that_ends_the_processes_of_the_job_is_not_reported_as_failed(start: Start) -> None:
     supervisor = start(*LONG, ends_job=True)
     wait_for(iterations, 30)
     supervisor.send_signal(signal.SIGUSR1)
@@ -128,7 +128,7 @@ def test_refused_requeue_says_how_to_continue(start: Start) -> None:
     supervisor.send_signal(signal.SIGUSR1)
     printed = supervisor.communicate(timeout=30)[1]
     assert supervisor.returncode == 128 + signal.SIGUSR1
-    assert "SLURM does not requeue the job (Requested operation is presently disabled); submit it again" in printed
+    assert "SLURM refused to requeue the job (Requested operation is presently disabled); resubmit it to" in printed
 
 
 def test_error_of_training_ends_the_job_with_its_code(start: Start) -> None:

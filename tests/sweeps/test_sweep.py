@@ -492,7 +492,7 @@ def test_workers_share_a_sweep_and_no_trial_is_run_twice() -> None:
     command = [sys.executable, "-m", "unidle", "sweep", "--resume", "runs/s", "--quiet", "--worker"]
     workers = [subprocess.Popen([*command, number], stderr=subprocess.PIPE, text=True) for number in ("1", "2")]
     try:
-        wait_until(lambda: any(Path("runs/s/workers").glob("*/.lock")))
+        wait_until(lambda: len([*Path("runs/s/workers").glob("*/.lock")]) == 2)
         for resume in ({"worker": 1}, {}):  # the same number again, and a process that would have it for itself
             with pytest.raises(unidle.UsageError, match="Another process"):
                 unidle.resume_sweep("runs/s", quiet=True, **resume)
@@ -508,7 +508,7 @@ def test_workers_share_a_sweep_and_no_trial_is_run_twice() -> None:
     assert Path("runs/s/best.yaml").is_file()
 
 
-def test_worker_resumes_its_own_trials_and_those_of_nobody() -> None:
+def test_worker_resumes_its_own_trials_and_unassigned_ones() -> None:
     sweep(trials=3, seconds=0)
     asked = []
     for worker in (None, 1, 2):  # killed while they trained

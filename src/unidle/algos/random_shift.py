@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unidle.buffers.replay import Transitions
 from unidle.nn.encoder import leaf_tensor
-from unidle.spaces.observations import Leaf, ObservationLayout, image_axes
+from unidle.spaces.observations import Leaf, ObservationLayout, has_channels_last, image_axes
 
 
 class RandomShift:
@@ -50,7 +50,7 @@ def shift_images(images: Tensor, leaf: Leaf, down: Tensor, right: Tensor) -> Ten
         for size, by in ((height, down), (width, right))
     )
     source = (rows.unsqueeze(2) * width + columns.unsqueeze(1)).flatten(1)  # [B, height × width]
-    is_channels_last = len(leaf.shape) == 3 and leaf.shape[2] == channels and leaf.shape[0] != channels
+    is_channels_last = has_channels_last(leaf.shape)
     axis = 1 if is_channels_last else 2
     pixels = images.reshape(len(images), *((-1, channels) if is_channels_last else (channels, -1)))
     return pixels.gather(axis, source.unsqueeze(3 - axis).expand_as(pixels)).view_as(images)

@@ -94,7 +94,7 @@ def with_env_flag(argv: list[str]) -> list[str]:
 def _layers(argv: list[str], file: Path | None) -> Layers:
     """Resolve preset and files, which give the flags their defaults."""
     n_envs = peek(argv, "--n-envs")
-    known = int(n_envs) if n_envs and n_envs.isdigit() else None
+    known = int(n_envs) if n_envs and n_envs.isdecimal() else None
     has_gpu = not wants_help(argv) and gpu_name() is not None
     layers = resolve_layers(peek(argv, "--preset"), file, has_gpu, peek(argv, "--env"), known, peek(argv, "--algo"))
     engine = peek(argv, "--engine")

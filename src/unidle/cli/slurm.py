@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from unidle.cli.flags import TABLE_WIDTH, Result, given_settings, parse, peek, wants_help
+from unidle.cli.ranks import one_of, ranks_to_start, with_n_envs_of_job
 from unidle.config.files import GROUP_FILE, display_path
 from unidle.config.jobs import NamedJob, job_names, load_job
 from unidle.config.presets import load_preset
@@ -20,9 +21,10 @@ from unidle.config.settings import OrAuto
 from unidle.errors import UsageError
 from unidle.slurm.resources import Array, Resources, array_of
 from unidle.slurm.script import TASK, Script
-from unidle.slurm.submission import SCRIPT, refuse_second_job, require_sbatch, submit
+from unidle.slurm.submission import SCRIPT, JobRefusedError, refuse_second_job, require_sbatch, submit, write_script
 
 if TYPE_CHECKING:
+    from unidle.cli.train import TrainFlags
     from unidle.config import Config
     from unidle.sweeps.folder import SweepFolder
 
@@ -147,7 +149,8 @@ def _train(arguments: list[str], flags: _SlurmFlags, array: Array | None, named:
         raise UsageError(f"The job {named.name} has its preset; remove --preset, or use unidle slurm train.")
     words = [*arguments, *(named.flags if named is not None else ())]
     _refuse_folder(words)
-    job = train_job(_on_any_machine(words))
+    job = train_job(_on_any_machine(with_n_envs_of_job(words)))
+    _check_ranks(job.flags, job.config)
     seeds: tuple[int, ...] = ()
     if array is not None:
         if job.flags.seeds is not None or peek(words, "--seed") is not None:
@@ -176,6 +179,20 @@ def _train(arguments: list[str], flags: _SlurmFlags, array: Array | None, named:
         None if array is None else array.given,
     )
     return _Planned(script, is_new, seeds)
+
+
+def _check_ranks(flags: TrainFlags, config: Config) -> None:
+    """UsageError if the job cannot be trained by as many ranks as it asks for."""
+    from unidle.distributed.share import not_pinned, share_of
+
+    # Its GPUs are those of the node where the job runs, not of this machine.
+    is_valid = flags.gpus is not None and flags.gpus >= 1 and flags.ranks is None
+    size = flags.gpus if is_valid else ranks_to_start(flags.gpus, flags.ranks)
+    if size is None or size == 1:
+        return
+    one_of("--seeds" if flags.seeds else "--pbt" if flags.pbt else None)
+    share_of(config.recipe, size)
+    not_pinned(config.engine)
 
 
 def _sweep(arguments: list[str], flags: _SlurmFlags, array: Array | None) -> _Planned:
@@ -273,29 +290,44 @@ def _resources(flags: _SlurmFlags, config: Config) -> Resources:
 # -- submitting --------------------------------------------------------------------------------------------------------
 
 
-def _submit(planned: _Planned, flags: _SlurmFlags) -> Result:
+def _create_folder(planned: _Planned) -> Path:
+    """Create the folder of a job; returns the path of its script."""
     from unidle.groups.folder import GroupFolder
 
     script = planned.script
+    script.folder.mkdir(parents=True, exist_ok=True)
+    if planned.seeds and planned.is_new:
+        for run in GroupFolder.create(script.folder, planned.seeds).runs:
+            run.mkdir()  # for the output
+    if planned.sweep is not None:
+        planned.sweep.create()
+        planned.sweep.unlock()
+    return write_script(script)
+
+
+def _remove_folder(planned: _Planned) -> None:
+    """Remove the folder of a job that was not submitted, unless there was something in it before."""
+    if planned.is_new:
+        shutil.rmtree(planned.script.folder, ignore_errors=True)
+
+
+def _submit(planned: _Planned, flags: _SlurmFlags) -> Result:
+    script = planned.script
     try:
-        script.folder.mkdir(parents=True, exist_ok=True)
-        if planned.seeds and planned.is_new:
-            for run in GroupFolder.create(script.folder, planned.seeds).runs:
-                run.mkdir()  # for the output
-        if planned.sweep is not None:
-            planned.sweep.create()
-            planned.sweep.unlock()
-        job = submit(script)
+        path = _create_folder(planned)
     except BaseException:
-        if planned.is_new:
-            shutil.rmtree(script.folder, ignore_errors=True)
+        _remove_folder(planned)
         raise
-    output = script.output.replace("%j", job).replace("%A", job).replace("%%", "%")
+    try:
+        job = submit(path, script.cwd)
+    except JobRefusedError:  # after anything else, such as Ctrl-C, SLURM may have accepted the job
+        _remove_folder(planned)
+        raise
     result = {
         "job": job,
         "folder": display_path(script.folder),
-        "script": display_path(script.folder / SCRIPT),
-        "output": display_path(Path(output)),
+        "script": display_path(path),
+        "output": display_path(script.output_of(job)),
     }
     if flags.json:
         return result

@@ -18,7 +18,7 @@ def available_cores() -> int:
     if quota is not None:
         limits.append(int(quota))
     slurm = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if slurm.isdigit() and int(slurm) > 0:
+    if slurm.isdecimal() and int(slurm) > 0:
         limits.append(int(slurm))
     return max(1, min(limits))
 

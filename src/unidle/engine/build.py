@@ -156,7 +156,16 @@ def build_parts(
         # This process launches GPU work, or learns while the environments step.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
         workers, slices = _workers_and_slices(
-            maker, env_spec, recipe, engine, device, is_busy, cores, share, sharing, say
+            maker,
+            env_spec,
+            recipe,
+            engine,
+            device=device,
+            is_busy=is_busy,
+            cores=cores,
+            share=share,
+            sharing=sharing,
+            say=say,
         )
         envs = make_envs(
             maker, env_spec, recipe.n_envs, run.seed, workers, engine, first_env, slices=slices, sharing=sharing
@@ -181,6 +190,7 @@ def _workers_and_slices(
     env_spec: EnvSpec,
     recipe: Recipe,
     engine: Engine,
+    *,
     device: torch.device,
     is_busy: bool,
     cores: int | None,

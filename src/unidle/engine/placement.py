@@ -81,6 +81,11 @@ def choose_vector_envs(
     A factory returns one. Of a native library two by default, so that one steps while the other waits for its actions;
     the environments have the same seeds in any number of them.
     """
+    if engine.workers is not None and engine.slices not in (None, engine.workers):
+        raise UsageError(
+            f"--workers and --slices both say into how many parts a vector environment is split, and are "
+            f"{engine.workers} and {engine.slices}; remove one of them."
+        )
     count = engine.workers or choose_slices(engine, n_envs, 0, step_seconds, device)
     count = 1 if maker.native is None else min(count, n_envs)
     asked = engine.subproc or engine.workers is not None

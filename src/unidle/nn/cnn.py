@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from unidle.nn.mlp import Mlp, orthogonal
 from unidle.nn.pixels import convolve_images, image_kernels
+from unidle.spaces.observations import has_channels_last
 
 _N_FEATURES = {"nature": 512, "impala": 256}
 
@@ -22,7 +23,7 @@ class ImageEncoder(nn.Module):
         super().__init__()
         self.n_features = _N_FEATURES[kind]
         self._shape = shape
-        self._channels_last = len(shape) == 3 and shape[2] == channels and shape[0] != channels
+        self._channels_last = has_channels_last(shape)
         layers = _impala(channels) if kind == "impala" else _nature(channels, min(height, width))
         self.convolutions = nn.Sequential(*layers, nn.Flatten())
         with torch.no_grad():

@@ -35,7 +35,7 @@ class SlurmJob:
             # The id of an array's last task is that of the array.
             job = f"{environment.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
         restarts = environment.get("SLURM_RESTART_COUNT", "0")
-        return SlurmJob(job, int(restarts) if restarts.isdigit() else 0, environment.get("SLURMD_NODENAME", ""))
+        return SlurmJob(job, int(restarts) if restarts.isdecimal() else 0, environment.get("SLURMD_NODENAME", ""))
 
     def plain(self) -> dict[str, Any]:
         """It as plain values."""

@@ -1,4 +1,4 @@
-"""What SLURM's controller says of a job that is told to stop, and the request to start it again."""
+"""Query and requeue a job with scontrol."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def seconds_of_limit(text: str) -> int | None:
     if text.lower() in _UNLIMITED:
         return None
     for form, units in _FORMS:
-        if found := re.fullmatch(form, text):
+        if found := re.fullmatch(form, text, re.ASCII):
             seconds = sum(int(part) * unit for part, unit in zip(found.groups(), units))
             if seconds == 0:
                 return None  # as sbatch reads it
@@ -97,19 +97,24 @@ class Array:
 def array_of(text: str) -> Array:
     """The array in `seeds=1-10`, `seeds=1,2,5`, `seeds=1-10%3` (three at a time) or `jobs=4`."""
     kind, _, given = text.partition("=")
-    if kind == "jobs" and given.isdigit() and int(given) >= 1:
+    if kind == "jobs" and _is_count(given):
         return Array(kind, tuple(range(1, int(given) + 1)), f"1-{given}")
     listed, percent, at_once = given.partition("%")
     ids: list[int] = []
     for part in listed.split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
         if kind != "seeds" or found is None or int(found[2] or found[1]) < int(found[1]):
             ids = []
             break
         ids += range(int(found[1]), int(found[2] or found[1]) + 1)
-    if not ids or (percent and not (at_once.isdigit() and int(at_once) >= 1)):
+    if not ids or (percent and not _is_count(at_once)):
         raise UsageError(
             f"--array is {in_brief(text)}; use seeds=1-10, seeds=1,2,5 or seeds=1-10%3 (three at a time), and for a "
             "sweep jobs=4."
         )
     return Array(kind, tuple(ids), given)
+
+
+def _is_count(text: str) -> bool:
+    """Whether it is a number from 1 on, in digits that sbatch reads."""
+    return text.isascii() and text.isdecimal() and int(text) >= 1

@@ -37,6 +37,11 @@ class Script:
         folder = _escaped_pattern(self.folder / self.run).replace(TASK, "%a")
         return f"{folder}/slurm-{'%j' if self.array is None else '%A_%a'}.out"
 
+    def output_of(self, job: str) -> Path:
+        """The path of the output of a submitted job; of an array, with * for the id of a task."""
+        name = f"slurm-{job}{'' if self.array is None else '_*'}.out"
+        return self.folder / self.run.replace(TASK, "*") / name
+
     def text(self) -> str:
         """The script."""
         options = [("job-name", self.name), *self.resources.options()]

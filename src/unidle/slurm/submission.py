@@ -35,18 +35,28 @@ def refuse_second_job(folder: Path) -> None:
         )
 
 
-def submit(script: Script) -> str:
-    """Write the script into its folder and submit it; returns the id of the job. UsageError if SLURM refuses it."""
-    path = write_atomically(script.folder / SCRIPT, script.text())
-    done = subprocess.run(
-        ["sbatch", "--parsable", str(path)], cwd=script.cwd, capture_output=True, text=True, check=False
-    )
+class JobRefusedError(UsageError):
+    """SLURM has not accepted the job."""
+
+
+def write_script(script: Script) -> Path:
+    """Write the script into its folder; returns its path."""
+    return write_atomically(script.folder / SCRIPT, script.text())
+
+
+def submit(path: Path, cwd: Path) -> str:
+    """Submit a script; returns the id of the job. JobRefusedError if SLURM refuses it."""
+    words = ["sbatch", "--parsable", str(path)]
+    try:
+        done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise JobRefusedError(f"sbatch cannot be started ({error.strerror}); check it in a shell.") from None
     if done.returncode:
         reasons = [line.partition("error: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
-        raise UsageError(f"SLURM refused the job: {' '.join(reasons[:1]) or 'sbatch gave no reason'}.")
+        raise JobRefusedError(f"SLURM refused the job: {' '.join(reasons[:1]) or 'sbatch gave no reason'}.")
     if done.stderr:
         print(done.stderr, file=sys.stderr, end="")
     found = re.search(r"^(\d+)", done.stdout, re.MULTILINE)  # after it, perhaps the name of a cluster
     if found is None:
-        raise UsageError(f"sbatch printed no job id, but {done.stdout.strip()[:200]!r}; check it with squeue.")
+        raise UsageError(f"sbatch printed no job id, but {done.stdout.strip()[:200]!r}; look for the job with squeue.")
     return found[1]

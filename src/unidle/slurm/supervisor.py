@@ -87,7 +87,7 @@ class Supervisor:
                 _say(f"The job was cancelled at step {step:,}; submit it again to continue.")
                 return code
         except RequeueError as error:
-            _say(f"SLURM does not requeue the job ({error}); submit it again to continue at step {step:,}.")
+            _say(f"SLURM refused to requeue the job ({error}); resubmit it to continue from step {step:,}.")
             return code
         _say(f"Requeued at step {step:,}, restart {self._job.restarts + 1}.")
         return 0

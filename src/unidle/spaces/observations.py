@@ -59,6 +59,12 @@ def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
     return (channels, height, width) if min(height, width) >= 8 else None
 
 
+def has_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether the channels are the last axis of an image of this shape."""
+    axes = image_axes(shape)
+    return axes is not None and len(shape) == 3 and shape[2] == axes[0] != shape[0]
+
+
 @dataclass(frozen=True)
 class ObservationLayout:
     """The offset of each leaf of an observation space in a packed observation; packs and unpacks observations."""

@@ -13,7 +13,7 @@ import numpy as np
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from unidle.config.files import SWEEP_FILE
@@ -46,10 +46,12 @@ class Study:
         if folder.worker is None:  # a killed process may have left them; of a worker's, Optuna removes old ones itself
             for locked in (journal, sweep):
                 Path(f"{locked}.lock").unlink(missing_ok=True)
-        self._sweep_lock = JournalFileSymlinkLock(sweep)
-        with _held(JournalFileSymlinkLock(journal)):
+        # Waiting processes remove a lock file that is 30 seconds old, as of a killed process. Every holder creates a
+        # new one, so short holds never add up; of a symlink, Optuna would look at the age of the file behind it.
+        self._sweep_lock, journal_lock = JournalFileOpenLock(sweep), JournalFileOpenLock(journal)
+        with _held(journal_lock):
             _remove_half_line(folder.journal)
-        storage = JournalStorage(JournalFileBackend(journal))
+        storage = JournalStorage(JournalFileBackend(journal, journal_lock))
         names = [study.study_name for study in storage.get_all_studies()]
         self._study = optuna.create_study(
             study_name=names[0] if names else folder.path.name,  # a folder may be renamed
@@ -66,7 +68,7 @@ class Study:
         self._study.sampler = _sampler(folder.plan.sampler, int(seed[0]))
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
-        """In the block, no other process asks for a trial, nor writes the results."""
+        """In the block, which must take seconds at most, no other process asks for a trial, nor writes best.yaml."""
         return _held(self._sweep_lock)
 
     def ask(self) -> AskedTrial | None:
@@ -80,7 +82,7 @@ class Study:
         return AskedTrial(trial, self._space)
 
     def running(self) -> list[AskedTrial]:
-        """The trials that were running when the sweep was stopped; for a worker, its own and those of nobody."""
+        """The trials that were running when the sweep was stopped; for a worker, its own and unassigned ones."""
         worker = self._folder.worker
         with self.exclusive():
             found = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
@@ -186,7 +188,7 @@ def _pruner(name: Pruner, n_evaluations: int) -> optuna.pruners.BasePruner:
 
 
 @contextlib.contextmanager
-def _held(lock: JournalFileSymlinkLock) -> Iterator[None]:
+def _held(lock: JournalFileOpenLock) -> Iterator[None]:
     """Hold a lock that also works between machines."""
     lock.acquire()
     try:

@@ -159,6 +159,7 @@ def checked_sweep(
     cwd: Path,
 ) -> tuple[Config, Plan, Space]:
     """The settings, the plan and the space of a new sweep; UsageError if it cannot be started."""
+    require_one_rank("A sweep")
     _require_optuna()
     plan.check()
     plan = plan.settled()
@@ -192,6 +193,7 @@ def resume_sweep(
     `trials` and `at_once` change the plan. Several processes, also on several machines, may share the sweep, each as
     another `worker`, a number. `trust`: import the code named in a sweep that you did not create.
     """
+    require_one_rank("A sweep")
     _require_optuna()
     cwd = Path.cwd()
     folder = SweepFolder.open(cwd / path)
@@ -213,7 +215,6 @@ def resume_sweep(
 
 
 def _require_optuna() -> None:
-    require_one_rank("A sweep")
     if find_spec("optuna") is None:
         raise UsageError("A sweep needs the package optuna; run: pip install 'unidle[sweep]'.")
 
@@ -243,21 +244,18 @@ def _train(
             for record in records:
                 if record.is_over and not (record.path / "trial.yaml").exists():
                     _close_trial(folder, record)  # that the process was killed before it could
-            with study.exclusive():
-                _save_results(folder, study)
+            _save_results(folder, study)
 
             def on_trial_end(record: TrialRecord) -> None:
                 _close_trial(folder, record)
-                with study.exclusive():
-                    _save_results(folder, study)
+                _save_results(folder, study)
                 display.trial_ended(record)
 
             sweeper = Sweeper(folder, study, display, on_trial_end, seconds)
             callbacks = Callbacks(after_evaluation=(sweeper.evaluated,))
             build = Build(maker, network, callbacks, (), quiet, cwd)
             stopped_by = sweeper.run(build.new_run)
-            with study.exclusive():
-                _save_results(folder, study)
+            _save_results(folder, study)
         swept = Sweep(folder.path, study.records())
     finally:
         folder.unlock()
@@ -291,10 +289,15 @@ def _close_trial(folder: SweepFolder, record: TrialRecord) -> None:
 
 def _save_results(folder: SweepFolder, study: Study) -> None:
     """Write best.yaml and the page of the sweep."""
-    records = study.records()
-    if (best := best_of(records)) is not None:
-        folder.save_best(best)
-        if len(folder.plan.objectives) > 1:
-            folder.save_front(front_of(records))
-    with suppress(OSError):  # the trials themselves are saved
-        write_sweep_page(folder, records, study.importances())
+    with study.exclusive():  # so that no older results replace newer ones of another worker
+        records = study.records()
+        if (best := best_of(records)) is not None:
+            folder.save_best(best)
+            if len(folder.plan.objectives) > 1:
+                folder.save_front(front_of(records))
+    n_shown = -1
+    # The page takes too long for the lock, so it is written again if trials of other workers have ended meanwhile.
+    while (n_over := sum(record.is_over for record in records)) != n_shown:
+        with suppress(OSError):  # the trials themselves are saved
+            write_sweep_page(folder, records, study.importances())
+        n_shown, records = n_over, study.records()

@@ -35,6 +35,7 @@ class VectorPool(ProcessPool):
         """Arguments as for `ProcessPool`."""
         self._has_wrappers = maker.native is None
         self._statistics: Statistics = {}
+        self._is_frozen = False
         super().__init__(
             maker,
             env_spec,
@@ -59,10 +60,10 @@ class VectorPool(ProcessPool):
     def load_statistics(self, state: Statistics, *, freeze: bool = False) -> None:
         """Continue from `statistics`."""
         self._make_envs()
-        self._statistics = state
+        self._statistics, self._is_frozen = state, freeze
         self._repeat_all("load_statistics", [(state, freeze)] * self.workers)
 
     def _prepare(self, number: int, timeout: float) -> None:
         if self._statistics:
-            self._send_command(number, "load_statistics", (self._statistics, False))
+            self._send_command(number, "load_statistics", (self._statistics, self._is_frozen))
             self._processes[number].receive(timeout)
