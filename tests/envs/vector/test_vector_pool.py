@@ -417,6 +417,22 @@ def test_process_that_dies_is_replaced_and_its_successor_keeps_the_statistics() 
         assert after["count"] == pytest.approx(before["count"] + 2 * N)  # the new first observations, and one step
 
 
+def test_process_that_replaces_another_does_not_change_frozen_statistics() -> None:
+    make = lambda: NormalizeObservation(SyncVectorEnv([KillsItsProcess] * N))  # noqa: E731
+    maker = EnvMaker("mine:make", make)
+    with closing(VectorPool(maker, probe(maker), N, SEED, 1)) as envs:
+        envs.start(np.zeros(N, np.int64))
+        step_all(envs)
+        [before] = envs.statistics().values()
+        envs.load_statistics(envs.statistics(), freeze=True)
+        Path("armed").touch()
+        step_all(envs)
+        assert [fault.kind for fault in envs.faults] == ["killed"]
+        step_all(envs)
+        [after] = envs.statistics().values()
+        assert after["count"] == before["count"]
+
+
 class HangsOnce(Walk):
     """Does not return from the step after the file `armed` appears."""
 

@@ -60,6 +60,9 @@ def test_vector_environments_may_get_processes_of_their_own() -> None:
     assert "subproc auto → on" in change_texts(engine_changes(with_engine(workers=None), here))
     found = change_texts(engine_changes(with_engine(workers=None), replace(here, workers=2)))
     assert not any(text.startswith(("subproc", "workers", "pin_cores")) for text in found)
+    assert "slices auto → 1" in found
+    given = change_texts(engine_changes(with_engine(workers=2), replace(here, workers=2)))
+    assert not any(text.startswith("slices") for text in given)  # which would contradict the number of workers
 
 
 def test_engine_changes_keep_recipe_and_run() -> None:

@@ -57,7 +57,7 @@ def engine_changes(config: Config, setup: JobSetup) -> list[Change]:
     if setup.on_device:
         found += _each(engine, "compile", [not engine.compile])
     elif setup.vectorised:
-        found += _each(engine, "slices", [1, 2])
+        found += _each(engine, "slices", [1, 2]) if engine.workers is None else []  # else the number of workers counts
         found += [] if setup.workers else _each(engine, "subproc", [True])
     else:
         found += _stepping(config, setup)
