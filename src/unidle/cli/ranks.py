@@ -44,7 +44,7 @@ def _require_gpus(gpus: int) -> None:
         raise UsageError(f"--gpus {gpus}: this machine has {have}; use --gpus {found}.")
 
 
-def one_of(what: str | None) -> None:
+def require_single_run(what: str | None) -> None:
     """UsageError if the job is not a single run."""
     if what is not None:
         raise UsageError(f"{what} does not train on several ranks; remove --gpus and --ranks.")

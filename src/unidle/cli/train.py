@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from unidle.cli.flags import Result, given_settings, normalise_flags, parse, peek, replace_renamed_flags, wants_help
 from unidle.cli.job import Job, JobFlags, job_of, with_env_flag
-from unidle.cli.ranks import one_of, ranks_to_start, start_ranks, with_n_envs_of_job
+from unidle.cli.ranks import ranks_to_start, require_single_run, start_ranks, with_n_envs_of_job
 from unidle.cli.results import WithCode, signalled
 from unidle.cli.trust import is_trusted
 from unidle.config import Config
@@ -67,7 +67,7 @@ def train_command(argv: list[str]) -> Result | WithCode:
     job = train_job(argv)
     size = ranks_to_start(job.flags.gpus, job.flags.ranks)
     if size is not None:
-        one_of("--seeds" if job.flags.seeds else "--pbt" if job.flags.pbt else None)
+        require_single_run("--seeds" if job.flags.seeds else "--pbt" if job.flags.pbt else None)
         return start_ranks(size, given, job.config)
 
     from unidle.api import start, start_group
@@ -136,7 +136,7 @@ def _resume(given_argv: list[str]) -> Result | WithCode:
     if (size := ranks_to_start(flags.gpus, flags.ranks)) is not None:
         from unidle.engine.checkpoint.trust import require_trust
 
-        one_of("A group of runs" if is_group else None)
+        require_single_run("A group of runs" if is_group else None)
         # Asked once, here: every rank would, but only rank 0 has a terminal to ask in.
         config, code = Config(flags.recipe, flags.engine, flags.run), ["env", "wrappers", "network"]
         trust = is_trusted(path, code, flags.trust)

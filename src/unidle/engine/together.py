@@ -33,7 +33,7 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _Request:
     """What a rank wants after an iteration."""
 
     stop: bool
@@ -194,7 +194,7 @@ class Together:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def noting(self, say: Callable[[str], None]) -> Callable[[str], None]:
+    def relaying(self, say: Callable[[str], None]) -> Callable[[str], None]:
         """`say`, with messages that rank 0 shows even if they are of another rank."""
 
         def note(text: str) -> None:
@@ -208,17 +208,17 @@ class Together:
         if self.ranks is None:
             wants_save, self._wants_save = self._wants_save, False
             return wants_save
-        wishes = self.ranks.gather(_Wish(stop, signal, self._wants_save, self._messages))
-        self.stops = any(wish.stop for wish in wishes)
-        self.signal = next((wish.signal for wish in wishes if wish.signal is not None), None)
-        for rank, wish in enumerate(wishes):
-            for text in wish.messages:
-                if text not in wishes[0].messages:
+        requests = self.ranks.gather(_Request(stop, signal, self._wants_save, self._messages))
+        self.stops = any(request.stop for request in requests)
+        self.signal = next((request.signal for request in requests if request.signal is not None), None)
+        for rank, request in enumerate(requests):
+            for text in request.messages:
+                if text not in requests[0].messages:
                     say(f"Rank {rank}: {text}")
         self._wants_save, self._messages = False, []
-        if wishes[0].save:
+        if requests[0].save:
             require_equal_weights(self.ranks, algo, self._progress.step)
-        return wishes[0].save
+        return requests[0].save
 
     def request_save(self) -> None:
         """Ask for a checkpoint at the end of this iteration; if there is none, rank 0 saves now."""

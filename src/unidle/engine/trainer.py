@@ -446,7 +446,7 @@ class Trainer:
 
     def _restore(self, state: dict[str, Any]) -> str:
         """Restore a checkpoint; returns the kernels that it names."""
-        kernels = self._saver.restore(state, self._together.noting(self._display.on_message))
+        kernels = self._saver.restore(state, self._together.relaying(self._display.on_message))
         self._load_pending(state)
         return kernels
 
