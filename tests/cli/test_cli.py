@@ -267,7 +267,7 @@ USAGE_ERRORS = {
     "tun": "There is no command `tun`; did you mean `tune`?",
     "diagnose --env CartPole-v1 --secs 3": "--secs: there is no setting `secs`; did you mean `seconds`?",
     "diagnose --env CartPole-v1 --seconds abc": "--seconds: 'abc' is not a number; `unidle diagnose --help` lists",
-    "train --env CartPole-v1 --bogus 3": "--bogus: there is no setting `bogus`; `unidle train --help-all` lists",
+    "train --env CartPole-v1 --nonsense 3": "--nonsense: there is no setting `nonsense`; `unidle train --help-all`",
     "train --env CartPole-v1 --n-envs five": "--n-envs: `n_envs` must be an integer, not 'five'.",
     "train --env CartPole-v1 --preset classic --batch-size 33": "Batch size 33 does not divide n_envs × n_steps =",
     "train --env Nope-v1 --preset classic": "There is no environment `Nope-v1`: ",

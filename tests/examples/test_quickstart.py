@@ -45,6 +45,7 @@ def test_cells_train_plot_evaluate_and_predict(
     import matplotlib.pyplot as plt
 
     plots = []
+    plt.close("all")  # of other tests in this process: the notebook draws on the current figure
     monkeypatch.setattr(plt, "show", lambda: (plots.append(plt.gcf()), plt.close()))
     names = run_cells(CODE)
     run, (curve, times) = names["run"], plots

@@ -76,7 +76,7 @@ def test_every_trial_is_an_ordinary_run_judged_by_its_last_evaluation() -> None:
         assert yaml.safe_load((trial.path / "trial.yaml").read_text())["state"] == trial.state == "finished"
         assert run.report.is_file()
     assert len({str(trial.settings) for trial in swept.trials}) == 5
-    best = max(swept.trials, key=lambda trial: trial.value or 0.0)
+    best = max(swept.trials, key=lambda trial: trial.rank)
     assert swept.best == best.settings
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from unidle.cli.flags import TABLE_WIDTH, Result, given_settings, parse, peek, wants_help
-from unidle.cli.ranks import one_of, ranks_to_start, with_n_envs_of_job
+from unidle.cli.ranks import ranks_to_start, require_single_run, with_n_envs_of_job
 from unidle.config.files import GROUP_FILE, display_path
 from unidle.config.jobs import NamedJob, job_names, load_job
 from unidle.config.presets import load_preset
@@ -190,7 +190,7 @@ def _check_ranks(flags: TrainFlags, config: Config) -> None:
     size = flags.gpus if is_valid else ranks_to_start(flags.gpus, flags.ranks)
     if size is None or size == 1:
         return
-    one_of("--seeds" if flags.seeds else "--pbt" if flags.pbt else None)
+    require_single_run("--seeds" if flags.seeds else "--pbt" if flags.pbt else None)
     share_of(config.recipe, size)
     not_pinned(config.engine)
 

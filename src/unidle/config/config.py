@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
+from unidle.config.convert import yaml_text
 from unidle.config.fields import SECTIONS, coerce, section_of, unknown_key
 from unidle.config.settings import RECIPES, Engine, PPORecipe, Recipe, Run
 from unidle.errors import UsageError
@@ -54,7 +53,7 @@ class Config:
             name: {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(part).items()}
             for name, part in zip(SECTIONS, self._parts())
         }
-        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+        return yaml_text(tree)
 
     def _parts(self) -> tuple[Recipe | Engine | Run, ...]:
         return self.recipe, self.engine, self.run

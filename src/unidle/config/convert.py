@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from typing import Any, Literal
+
+import yaml
 
 MISMATCH = object()
 
@@ -75,3 +78,12 @@ def in_brief(value: Any, length: int = 200) -> str:
     except ValueError:  # Python writes no integer with more than 4300 digits
         return "a number with thousands of digits"
     return text if len(text) <= length else text[:length] + "…"
+
+
+def yaml_text(tree: dict[str, Any]) -> str:
+    """`tree` as YAML, in its order, with letters of any script as they are."""
+    text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    # PyYAML writes these line breaks of Unicode as they are, and reads them as spaces.
+    if re.search("[\x85\u2028\u2029]", text):
+        text = yaml.safe_dump(tree, sort_keys=False)
+    return text

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from unidle.config.convert import yaml_text
 from unidle.config.fields import coerce, section_of, unknown_key
 from unidle.config.files import read_yaml
 from unidle.config.machine import available_cores
@@ -76,7 +75,7 @@ def engine_yaml(values: dict[str, Any], machine: Machine, comment: str) -> str:
     """The text of an engine file, with `comment` at the top."""
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     tree = {"engine": values, "machine": {"cores": machine.cores, "gpu": machine.gpu}}
-    return lines + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    return lines + yaml_text(tree)
 
 
 def _machine(value: Any, source: str) -> Machine | None:

@@ -9,10 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from unidle.config import Config
-from unidle.config.convert import in_brief
+from unidle.config.convert import in_brief, yaml_text
 from unidle.config.files import GROUP_FILE, PBT_FILE, display_path, read_yaml
 from unidle.config.validate import check_seed
 from unidle.errors import UsageError
@@ -40,7 +38,7 @@ class GroupFolder:
         """Write group.yaml, with what has failed."""
         self.failures = dict(failures)
         content = {"seeds": list(self.seeds)} | ({"failures": self.failures} if failures else {})
-        write_atomically(self.path / GROUP_FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        write_atomically(self.path / GROUP_FILE, yaml_text(content))
 
     @property
     def has_checkpoint(self) -> bool:

@@ -11,6 +11,7 @@ from typing import IO
 import yaml
 
 from unidle.config import Config
+from unidle.config.convert import yaml_text
 from unidle.config.files import SWEEP_FILE, config_from, display_path, parse_yaml, read_yaml
 from unidle.config.settings import Run
 from unidle.engine.checkpoint.folder_lock import lock_folder
@@ -48,7 +49,7 @@ class SweepFolder:
     def save(self) -> None:
         """Write sweep.yaml."""
         tree = {**asdict(self.plan), "space": self.space.plain, "job": yaml.safe_load(self.config.to_yaml())}
-        write_atomically(self.path / SWEEP_FILE, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+        write_atomically(self.path / SWEEP_FILE, yaml_text(tree))
 
     @staticmethod
     def open(path: Path) -> SweepFolder:
@@ -128,7 +129,7 @@ class SweepFolder:
         facts = {"trial": record.number, "state": record.state, **values, "error": record.error}
         known = {name: value for name, value in facts.items() if value is not None}
         record.path.mkdir(exist_ok=True)
-        text = yaml.safe_dump({**known, "settings": record.settings}, sort_keys=False, allow_unicode=True)
+        text = yaml_text({**known, "settings": record.settings})
         write_atomically(record.path / "trial.yaml", text)
 
     def save_best(self, best: TrialRecord) -> None:
@@ -154,6 +155,6 @@ class SweepFolder:
         config = trial_config(self.config, trial.settings)
         tree, default = parse_yaml(config.to_yaml(), "the trial"), Run()
         task = {name: tree["run"][name] for name in _TASK if getattr(config.run, name) != getattr(default, name)}
-        text = yaml.safe_dump({"recipe": tree["recipe"], "run": task}, sort_keys=False, allow_unicode=True)
+        text = yaml_text({"recipe": tree["recipe"], "run": task})
         values = [f"{LABELS[name]} {words}" for name, words in zip(trial.objectives, trial.values_in_words)]
         return f"# Trial {trial.number} of {display_path(self.path)}: {', '.join(values)}.\n{text}"

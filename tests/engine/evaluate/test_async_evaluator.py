@@ -608,7 +608,7 @@ def test_evaluators_do_not_exceed_number_of_envs(
 def test_run_facts_state_number_of_evaluators(processes: int, suffix: str) -> None:
     policy, _, env_spec = policy_and_envs()
     components: Any = SimpleNamespace(
-        env_spec=env_spec, workers=processes, algo=SimpleNamespace(policy=policy), precision="float32"
+        env_spec=env_spec, workers=processes, algo=SimpleNamespace(policy=policy), precision="float32", ranks=None
     )
     facts = run_facts(make_config(eval_episodes=4), components, Path("run"), processes, 0)
     assert facts["evaluation"].endswith(suffix)

@@ -9,9 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from unidle.config import Config
+from unidle.config.convert import yaml_text
 from unidle.config.files import display_path, load_yaml, read_yaml, refuse_second_run, run_config_file
 from unidle.config.resolve import edited_settings
 from unidle.engine.checkpoint.changes import recorded_settings
@@ -91,7 +90,7 @@ class RunFolder:
         if self.provenance is not None:
             entries = with_entry(entries, {"step": step, **self.provenance})
             self.provenance = None
-        section = yaml.safe_dump({SECTION: entries}, sort_keys=False, allow_unicode=True) if entries else ""
+        section = yaml_text({SECTION: entries}) if entries else ""
         write_atomically(path, config.to_yaml() + section)
 
     def lock(self) -> None:
