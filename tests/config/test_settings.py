@@ -256,3 +256,11 @@ def test_help_texts_explain_auto_or_none_as_accepted() -> None:
 )
 def test_timesteps_are_rounded_up_to_whole_iterations(timesteps: int, batch: int, expected: int) -> None:
     assert round_up_timesteps(timesteps, batch) == expected
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\x85", "\u2028", "\u2029"])
+def test_settings_with_line_breaks_survive_yaml(line_break: str, tmp_path: Path) -> None:
+    config = Config(run=Run(env=f"a{line_break}b", log_info=(line_break,)))
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml())
+    assert load_yaml(path) == config

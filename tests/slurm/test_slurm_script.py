@@ -264,10 +264,10 @@ def test_every_named_job_is_a_valid_one(name: str, capsys: pytest.CaptureFixture
         (["train", *CARTPOLE, *TIME, "--gpus", "0"], "--gpus is 0; it must be at least 1."),
         (["train", *CARTPOLE, *TIME, "--gpus", "2", "--seeds", "4"], "--seeds does not train on several ranks"),
         (["train", *CARTPOLE, *TIME, "--gpus", "2", "--seeds", "4", "--pbt"], "does not train on several ranks"),
-        (["train", *CARTPOLE, *TIME, "--ranks", "3"], "which 3 ranks cannot share equally"),
+        (["train", *CARTPOLE, *TIME, "--ranks", "3"], "which is not divisible by 3 ranks"),
         (
             ["train", *CARTPOLE, *TIME, "--ranks", "2", "--n-envs", "2", "--pin-cores"],
-            "--pin-cores does not know of the other ranks",
+            "--pin-cores cannot be used with several ranks",
         ),
         (["train", *CARTPOLE, *TIME, "--n-envs-per-gpu", "8"], "--n-envs-per-gpu needs the number of ranks"),
         (["mt10-2m", "--gpus", "2"], "Multi-task training (`n_tasks` > 1) does not run on several ranks"),
