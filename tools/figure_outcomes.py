@@ -62,7 +62,7 @@ def drop_in_cpu_time() -> str:
 @table
 def sweep_quality() -> str:
     """What `unidle sweep` and rl-zoo's own search find with the same CPU time."""
-    names = {"unidle": "`unidle sweep --at-once 8`", "rl-zoo": "rl-zoo's `--optimize`"}
+    names = {"unidle": "`unidle sweep --at-once 8`", "rl-zoo": "rl-zoo's own search"}
     body = [
         [
             names[search["side"]],
